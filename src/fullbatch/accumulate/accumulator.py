@@ -1,0 +1,318 @@
+"""One exact update a call, whatever the micro-batch."""
+
+from __future__ import annotations
+
+import math
+import time
+import warnings
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.optim.lr_scheduler import ReduceLROnPlateau
+
+from fullbatch.accumulate.check import check_mean
+from fullbatch.accumulate.items import Counter, samples
+from fullbatch.accumulate.params import grads_in, no_hooked_step, trainable
+from fullbatch.accumulate.sync import GradientSync
+from fullbatch.accumulate.terms import as_terms, counters_by_term, weights_by_term
+from fullbatch.accumulate.update import Update
+from fullbatch.accumulate.window import MicroBatch, Window
+from fullbatch.errors import InvalidArgument, LossError, OptimizerError
+
+Loss = Callable[[Any, Any], "Tensor | Mapping[str, Tensor]"]
+"""``loss(model, micro)``: the mean over the micro-batch's items, or a mapping of such means by term."""
+
+
+class Accumulator:
+    """Makes one update a call: the update of the full batch, computed micro-batch by micro-batch.
+
+    Each item of the window enters the gradient with weight 1 / (items in the window). The
+    gradient is that of ``sum over terms t of weights[t] * (mean of t over the window's items of t)``.
+
+    Args:
+        model: The module whose parameters are trained; handed to ``loss``.
+        optimizer: Steps once a window. Holds every trainable parameter of ``model``; others
+            may stand beside them (a learned temperature).
+        loss: ``loss(model, micro)`` returns the mean over ``micro``'s items as a scalar
+            tensor, or a dict of such means, one a term.
+        items: What the mean is over: a function from a micro-batch to its number of items,
+            or a dict of one function a term. Default: samples. See :func:`tokens`.
+        weights: Weight of each term in the total; 1 where nothing is said.
+        micro_batch: Samples of one forward and backward. ``None``: all of the batch.
+        max_grad_norm: Clip the window's gradient to this 2-norm (after unscaling).
+            ``math.inf`` measures the norm and clips nothing.
+        scheduler: ``scheduler.step()`` is called once for each real update.
+        scaler: A ``torch.amp.GradScaler``. A step that it skips ticks nothing.
+        accumulate_in: Sum gradients in this dtype (``torch.float32`` under bfloat16 weights);
+            they are rounded to the weights' dtype once, for the step. Needs torch >= 2.10.
+        check: Whether to test on the first window, without gradients, that ``loss`` is a mean
+            over ``items``. It runs the loss on one micro-batch and on its two halves.
+
+    Raises:
+        InvalidArgument: An argument breaks its rule; the message names it and a fix.
+
+    Example:
+        >>> import torch
+        >>> model = torch.nn.Linear(2, 1)
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        >>> def loss(model, micro):
+        ...     return torch.nn.functional.mse_loss(model(micro["x"]), micro["y"])
+        >>> step = Accumulator(model, optimizer, loss, micro_batch=4)
+        >>> step({"x": torch.zeros(10, 2), "y": torch.zeros(10, 1)}).micro_batches
+        (4, 4, 2)
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        loss: Loss,
+        *,
+        items: Counter | Mapping[str, Counter] = samples,
+        weights: Mapping[str, float] | None = None,
+        micro_batch: int | None = None,
+        max_grad_norm: float | None = None,
+        scheduler: Any = None,
+        scaler: torch.amp.GradScaler | None = None,
+        accumulate_in: torch.dtype | None = None,
+        check: bool = True,
+    ) -> None:
+        _check_micro_batch(micro_batch)
+        _check_max_grad_norm(max_grad_norm)
+        _check_optimizer(model, optimizer)
+        _check_scheduler(scheduler, optimizer)
+        _check_ranks(model)
+        self.model = model
+        self.optimizer = optimizer
+        self.loss = loss
+        self.counters = counters_by_term(items)
+        self.weights = weights_by_term(weights, self.counters)
+        self.micro_batch = micro_batch
+        self.max_grad_norm = max_grad_norm
+        self.scheduler = scheduler
+        # A disabled scaler scales nothing and skips nothing: it is no scaler.
+        self.scaler = scaler if scaler is not None and scaler.is_enabled() else None
+        self.accumulate_in = accumulate_in
+        self.updates = 0
+        """Updates made so far."""
+        self._params = trainable(model, optimizer)
+        self._sync = GradientSync(model)
+        self._unchecked = check
+        self._batch_norm = any(isinstance(module, _BatchNorm) for module in model.modules())
+        self._stepped = False
+        optimizer.register_step_post_hook(self._note_step)
+        with grads_in(accumulate_in, self._params):
+            pass  # an unusable accumulate_in is refused here, before any work
+
+    def __call__(self, batch: Any) -> Update:
+        """Make one update from ``batch``.
+
+        Args:
+            batch: A nesting of tensors, one sample a row of dimension 0: the samples of one
+                effective batch. Or an iterator of ready micro-batches (``iter([...])``).
+
+        Returns:
+            What the window did. ``skipped`` says why no update was made, if so.
+
+        Raises:
+            BatchError: The batch cannot be split or counted.
+            LossError: The loss is not a scalar mean over the items.
+            HookedStep: Something stepped the weights inside the window.
+
+        An exception leaves no gradients behind, and no update.
+        """
+        started = time.perf_counter()
+        window = Window.of(batch, self.micro_batch, self.counters)
+        work = window.with_items
+        if self._unchecked and work:
+            self._unchecked = not check_mean(self.model, self.loss, self.counters, window, batch)
+        self._warn_of_batch_norm(work)
+        sync_calls = self._sync.calls
+        losses: dict[str, Tensor] = {}
+        norm: Tensor | None = None
+        skipped: str | None = "no items in the window"
+        self._clear()
+        try:
+            if work:
+                losses, norm, skipped = self._update(window, work)
+        finally:
+            self._clear()
+        if skipped is None:
+            self.updates += 1
+            if self.scheduler is not None:
+                self.scheduler.step()
+        terms, grad_norm = _to_host(losses, norm)
+        counted = {term: value for term, value in terms.items() if window.items[term]}
+        return Update(
+            index=self.updates,
+            loss=sum(self.weights[term] * value for term, value in counted.items()) if counted else math.nan,
+            terms={term: counted.get(term, math.nan) for term in self.counters},
+            items=window.items,
+            samples=window.samples,
+            micro_batches=tuple(micro.samples for micro in window.micro_batches),
+            grad_norm=grad_norm,
+            skipped=skipped,
+            sync_calls=self._sync.calls - sync_calls,
+            seconds=time.perf_counter() - started,
+        )
+
+    def _update(self, window: Window, work: list[MicroBatch]) -> tuple[dict[str, Tensor], Tensor | None, str | None]:
+        losses: dict[str, Tensor] = {}
+        with grads_in(self.accumulate_in, self._params) as round_grads:
+            for position, micro in enumerate(work):
+                last = position == len(work) - 1
+                with self._sync.micro_batch(last=last), no_hooked_step(self._params, watch=position == 0 and not last):
+                    self._forward_backward(micro, window.items, losses)
+            norm = self._clip()
+            round_grads()
+            return losses, norm, self._step()
+
+    def _forward_backward(self, micro: MicroBatch, items: Mapping[str, float], losses: dict[str, Tensor]) -> None:
+        """Add ``micro``'s share of the gradient, and of each term's mean to ``losses``."""
+        # Everything that holds the graph is local to this call, so that nothing outlives its micro-batch.
+        total: Tensor | None = None
+        for term, value in as_terms(self.loss(self.model, micro.data), self.counters).items():
+            if not micro.items[term]:
+                continue  # a mean over nothing: 0/0 in many losses
+            share = micro.items[term] / items[term]
+            part = value * (self.weights[term] * share)
+            total = part if total is None else total + part
+            seen = value.detach().to(torch.promote_types(value.dtype, torch.float32)) * share
+            losses[term] = losses[term].add_(seen) if term in losses else seen
+        assert total is not None
+        if not total.requires_grad:
+            raise LossError(
+                "the loss returned a tensor without a graph: no parameter was used, or it was detached",
+                hint="return the loss itself, not loss.detach() or torch.tensor(loss.item()), and do not run under no_grad",
+            )
+        (total if self.scaler is None else self.scaler.scale(total)).backward()
+
+    def _clip(self) -> Tensor | None:
+        if self.scaler is not None:
+            self.scaler.unscale_(self.optimizer)
+        if self.max_grad_norm is None:
+            return None
+        return torch.nn.utils.clip_grad_norm_(self._params, self.max_grad_norm)
+
+    def _step(self) -> str | None:
+        """Step the optimizer; return why it did not."""
+        self._stepped = False
+        if self.scaler is None:
+            self.optimizer.step()
+            return None
+        scale = self.scaler.get_scale()
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        # Fused optimizers are called in any case and look at found_inf themselves: the scale tells.
+        if self._stepped and self.scaler.get_scale() >= scale:
+            return None
+        return f"the scaler found inf or NaN in the gradients at scale {scale:g}"
+
+    def _note_step(self, *_: Any) -> None:
+        self._stepped = True
+
+    def _clear(self) -> None:
+        for parameter in self._params:
+            parameter.grad = None
+
+    def _warn_of_batch_norm(self, work: list[MicroBatch]) -> None:
+        if self._batch_norm and len(work) > 1:
+            if any(isinstance(module, _BatchNorm) and module.training for module in self.model.modules()):
+                warnings.warn(
+                    "the model has BatchNorm in train mode: its statistics are those of each micro-batch, so the update "
+                    "is not the full batch's. Freeze them (module.eval()) or use GroupNorm or LayerNorm.",
+                    stacklevel=3,
+                )
+            self._batch_norm = False  # said once, or frozen
+
+
+def _to_host(losses: Mapping[str, Tensor], norm: Tensor | None) -> tuple[dict[str, float], float | None]:
+    """The window's numbers, with the one synchronisation that they need."""
+    tensors = [*losses.values()] + ([] if norm is None else [norm.to(next(iter(losses.values())).device)])
+    numbers = (
+        torch.stack([tensor.to(torch.promote_types(tensor.dtype, _widest(tensors))) for tensor in tensors]).tolist()
+        if tensors
+        else []
+    )
+    return dict(zip(losses, numbers, strict=False)), None if norm is None else numbers[-1]
+
+
+def _widest(tensors: list[Tensor]) -> torch.dtype:
+    return torch.float64 if any(tensor.dtype == torch.float64 for tensor in tensors) else torch.float32
+
+
+def _check_micro_batch(micro_batch: Any) -> None:
+    if micro_batch is None or (isinstance(micro_batch, int) and not isinstance(micro_batch, bool) and micro_batch >= 1):
+        return
+    raise InvalidArgument(
+        f"micro_batch={micro_batch!r} must be a whole number of samples, at least 1",
+        hint="micro_batch=1 needs the least memory; leave it out to run the batch in one piece",
+    )
+
+
+def _check_max_grad_norm(max_grad_norm: Any) -> None:
+    if max_grad_norm is None or (isinstance(max_grad_norm, (int, float)) and max_grad_norm > 0):
+        return
+    raise InvalidArgument(
+        f"max_grad_norm={max_grad_norm!r} must be a number above 0",
+        hint="leave it out for no clipping; max_grad_norm=math.inf measures the norm without clipping",
+    )
+
+
+def _check_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    if not isinstance(model, nn.Module):
+        raise InvalidArgument(f"model is {type(model).__name__}: it must be a torch.nn.Module")
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise OptimizerError(
+            f"optimizer is {type(optimizer).__name__}: it must be a torch.optim.Optimizer",
+            hint="optimizer=torch.optim.AdamW(model.parameters(), lr=1e-3)",
+        )
+    if isinstance(optimizer, torch.optim.LBFGS):
+        raise OptimizerError(
+            "optimizer is LBFGS, which asks for the loss several times a step: a window gives one gradient",
+            hint="use an optimizer that steps once on given gradients: SGD, AdamW, Adafactor, Muon, ...",
+        )
+    held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    names = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
+    missing = [name for name, parameter in model.named_parameters() if parameter.requires_grad and id(parameter) not in held]
+    if not names:
+        raise OptimizerError(
+            "model has no trainable parameter (requires_grad=True)", hint="call model.requires_grad_(True) or unfreeze a part"
+        )
+    if missing:
+        shown = ", ".join(missing[:3]) + (f" and {len(missing) - 3} more" if len(missing) > 3 else "")
+        whose = "none" if len(missing) == len(names) else f"{len(names) - len(missing)}"
+        raise OptimizerError(
+            f"optimizer holds {whose} of the model's {len(names)} trainable parameters; it lacks {shown}",
+            hint="make it from this model, after the model is wrapped or moved: AdamW(model.parameters(), ...); "
+            "freeze what is not to be trained: parameter.requires_grad_(False)",
+        )
+
+
+def _check_scheduler(scheduler: Any, optimizer: torch.optim.Optimizer) -> None:
+    if scheduler is None:
+        return
+    if isinstance(scheduler, ReduceLROnPlateau):
+        raise InvalidArgument(
+            "scheduler is ReduceLROnPlateau, whose step needs a metric that a window does not have",
+            hint="leave it out here and call scheduler.step(metric) after each evaluation",
+        )
+    if not callable(getattr(scheduler, "step", None)):
+        raise InvalidArgument(f"scheduler is {type(scheduler).__name__}: it must have a step() method")
+    if getattr(scheduler, "optimizer", optimizer) is not optimizer:
+        raise InvalidArgument(
+            "scheduler belongs to another optimizer", hint="make it from the optimizer given here: LambdaLR(optimizer, ...)"
+        )
+
+
+def _check_ranks(model: nn.Module) -> None:
+    distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
+    if distributed and torch.distributed.get_world_size() > 1 and hasattr(model, "no_sync"):
+        raise InvalidArgument(
+            f"model is {type(model).__name__} over {torch.distributed.get_world_size()} ranks: "
+            "this version accumulates in one process",
+            hint="items are not yet summed over ranks, and their mean of means would break the law of equal item weights",
+        )

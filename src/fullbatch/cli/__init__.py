@@ -1,0 +1,41 @@
+"""The command line: one file a verb."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from fullbatch.cli import prove, recipe, sweep, train
+from fullbatch.errors import FullbatchError
+from fullbatch.version import __version__
+
+app = typer.Typer(
+    name="fullbatch",
+    help="Train at the batch you want on the memory you have, and prove that nothing changed.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command("prove")(prove.command)
+app.command("sweep")(sweep.command)
+app.command("train")(train.command)
+app.command("recipe")(recipe.command)
+
+
+@app.callback()
+def _top(version: Annotated[bool, typer.Option("--version", help="Show the version.", is_eager=True)] = False) -> None:
+    if version:
+        typer.echo(f"fullbatch {__version__}")
+        raise typer.Exit
+
+
+def main() -> None:
+    """Run the command line; errors of use go to stderr, with exit code 2."""
+    try:
+        app()
+    except FullbatchError as error:
+        typer.echo(f"error: {error}", err=True)
+        sys.exit(2)

@@ -1,0 +1,72 @@
+"""``fullbatch sweep``: throughput and loss against the effective batch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.progress import Progress
+
+from fullbatch.accumulate import Update
+from fullbatch.cli import options
+from fullbatch.device import pick
+from fullbatch.experiments import named_optimizer, sweep
+from fullbatch.report import curve_table, json_lines, plot_curve, write_json
+from fullbatch.tasks import load
+
+
+def command(
+    task: options.Task = "mlp",
+    micro_batch: Annotated[int, typer.Option(help="Samples of one micro-batch.")] = 4,
+    accum_grid: Annotated[str, typer.Option(help="Numbers of micro-batches of an update.")] = "1,2,4,8,16",
+    num_steps: Annotated[int, typer.Option(help="Updates at each point.")] = 25,
+    optimizer: Annotated[str, typer.Option(help="sgd, adamw, or task (the task's own).")] = "sgd",
+    lr: Annotated[float, typer.Option(help="Learning rate of sgd or adamw.")] = 0.05,
+    rounds: Annotated[int, typer.Option(help="Turns into which the updates of all points are interleaved.")] = 5,
+    device: options.Device = "cpu",
+    seed: options.Seed = 0,
+    out: options.Out = Path("outputs"),
+    json_path: options.Json = None,
+) -> None:
+    """Measure throughput and loss at several effective batches: the accumulation curve.
+
+    Writes accum-curve.json, accum-curve.jsonl (one line an update) and accum-curve.png.
+
+    Examples:
+
+      fullbatch sweep --micro-batch 4 --accum-grid 1,2,4,8,16 --num-steps 25 --seed 0 --lr 0.05
+
+      fullbatch sweep --task text --micro-batch 8 --accum-grid 1,4,16 --num-steps 5 --optimizer task
+    """
+    grid = options.whole_numbers(accum_grid, "--accum-grid")
+    with Progress(console=options.talk(), transient=True) as progress, json_lines(out / "accum-curve.jsonl") as log:
+        bar = progress.add_task("sweep", total=num_steps * len(grid))
+
+        def on_update(accum_steps: int, update: Update) -> None:
+            log.write({"accum_steps": accum_steps, **update.to_json()})
+            progress.advance(bar)
+
+        curve = sweep(
+            load(task, seed=seed),
+            micro_batch=micro_batch,
+            accum_grid=grid,
+            num_steps=num_steps,
+            optimizer=None if optimizer == "task" else named_optimizer(optimizer, lr),
+            rounds=rounds,
+            seed=seed,
+            device=pick(device),
+            on_update=on_update,
+            settings={"optimizer": optimizer} | ({} if optimizer == "task" else {"lr": lr}),
+            command=options.command(),
+        )
+    write_json(out / "accum-curve.json", curve.to_json())
+    plot_curve(curve, out / "accum-curve.png")
+    console = options.data(json_path)
+    console.print(curve_table(curve))
+    flat = [point.effective_batch for point in curve.points if point.accum_steps == curve.flat_at]
+    where = f"flat from effective batch {flat[0]}" if flat else "still rising where the grid ends"
+    console.print(f"{where} (rule: {curve.flat_rule})", soft_wrap=True)
+    console.print(f"{curve.evidence}", soft_wrap=True, markup=False)
+    options.talk().print(f"wrote {out / 'accum-curve.json'}, .jsonl and .png", soft_wrap=True)
+    options.emit_json(curve.to_json(), json_path)

@@ -1,0 +1,58 @@
+"""The errors that fullbatch raises on purpose.
+
+FullbatchError
+├── InvalidArgument (ValueError)   an argument breaks its rule
+│   ├── DtypeNotSupported          a dtype that this torch cannot accumulate in
+│   ├── BatchError                 a batch that cannot be split or counted
+│   ├── LossError                  a loss that is not the mean it should be
+│   ├── OptimizerError             an optimizer that does not belong to the model
+│   └── TaskError                  a task that cannot be loaded or lacks a part
+└── HookedStep (RuntimeError)      something stepped the weights in the middle of a window
+"""
+
+from __future__ import annotations
+
+
+class FullbatchError(Exception):
+    """What went wrong, and after ``hint:`` something to paste or to change.
+
+    Args:
+        message: The argument as the user spelled it, the value received, the rule.
+        hint: A fix; shown on a line of its own.
+    """
+
+    def __init__(self, message: str, hint: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+    def __str__(self) -> str:
+        return self.message if self.hint is None else f"{self.message}\nhint: {self.hint}"
+
+
+class InvalidArgument(FullbatchError, ValueError):
+    """An argument breaks its rule."""
+
+
+class DtypeNotSupported(InvalidArgument):
+    """A dtype that this torch cannot accumulate gradients in."""
+
+
+class BatchError(InvalidArgument):
+    """A batch that cannot be split or counted."""
+
+
+class LossError(InvalidArgument):
+    """A loss that is not the mean over items that it is taken for."""
+
+
+class OptimizerError(InvalidArgument):
+    """An optimizer that does not hold the model's parameters, or cannot take one step a window."""
+
+
+class TaskError(InvalidArgument):
+    """A task that cannot be loaded, or lacks a part."""
+
+
+class HookedStep(FullbatchError, RuntimeError):
+    """Weights changed during a backward: something steps at every micro-batch."""

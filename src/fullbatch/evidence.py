@@ -1,0 +1,46 @@
+"""How a figure was obtained, and with what."""
+
+from __future__ import annotations
+
+import platform
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+import torch
+
+from fullbatch.device import describe
+from fullbatch.version import __version__
+
+How = Literal["measured", "predicted", "published", "claimed"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evidence:
+    """The origin of a set of figures.
+
+    Attributes:
+        how: ``measured`` here, ``predicted`` by a model, ``published`` with its set-up, or
+            ``claimed`` without one.
+        device: What it ran on, in words.
+        versions: Version of each piece of software that takes part.
+        command: What to run to obtain it again; empty for a call from Python.
+    """
+
+    how: How
+    device: str
+    versions: dict[str, str] = field(default_factory=dict)
+    command: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values for ``json.dumps``."""
+        return asdict(self)
+
+    def __str__(self) -> str:
+        versions = ", ".join(f"{name} {version}" for name, version in self.versions.items())
+        return f"{self.how} on {self.device}, {versions}"
+
+
+def measured(device: torch.device, command: str = "") -> Evidence:
+    """Evidence for figures measured in this process on ``device``."""
+    versions = {"fullbatch": __version__, "torch": torch.__version__, "python": platform.python_version()}
+    return Evidence(how="measured", device=describe(device), versions=versions, command=command)

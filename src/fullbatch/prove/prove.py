@@ -1,0 +1,277 @@
+"""One update done as the full batch and in splits, compared."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fullbatch.accumulate import Accumulator, Counter, Loss, MicroBatch, batch_size, samples, slices
+from fullbatch.accumulate.items import count
+from fullbatch.accumulate.rng import same_rng_after
+from fullbatch.accumulate.terms import counters_by_term
+from fullbatch.errors import DtypeNotSupported, FullbatchError, InvalidArgument
+from fullbatch.evidence import measured
+from fullbatch.prove.locate import first_difference
+from fullbatch.prove.precision import MakeOptimizer, copy_in, in_dtype, loss_in, maker_of
+from fullbatch.prove.proof import Comparison, Difference, Proof
+from fullbatch.prove.reference import full_batch_backward
+from fullbatch.prove.splits import default_splits, parse_split
+
+FLOAT64_BOUND = 1e-12
+"""Relative gradient error that is rounding in float64: the contract of DESIGN.md."""
+
+
+def prove(
+    model: nn.Module,
+    loss: Loss,
+    batch: Any,
+    *,
+    optimizer: MakeOptimizer | torch.optim.Optimizer = torch.optim.AdamW,
+    items: Counter | Mapping[str, Counter] = samples,
+    weights: Mapping[str, float] | None = None,
+    max_grad_norm: float | None = None,
+    splits: Sequence[str | Sequence[int]] | None = None,
+    dtypes: Sequence[torch.dtype] = (torch.float64, torch.float32, torch.bfloat16),
+    seed: int = 0,
+    command: str = "",
+) -> Proof:
+    """Do one update as the full batch and in splits, on copies, and compare them.
+
+    In float64 equal means a relative gradient error of at most 1e-12. In a lower precision the
+    truth is the float64 gradient of the same rounded weights and batch, and a split may be at
+    most twice as far from it as the full batch itself is (bfloat16 accumulates in float32).
+
+    Args:
+        model: As it is trained; left untouched. In train mode, dropout and BatchNorm differ
+            between splits, and the proof says so; ``model.eval()`` leaves them out.
+        loss: As for :class:`fullbatch.Accumulator`.
+        batch: A nesting of tensors, one sample a row of dimension 0.
+        optimizer: A function from parameters to an optimizer, or one of ``model``'s, whose
+            settings and state are copied. Default: AdamW.
+        items: What the loss is a mean over.
+        weights: Weight of each term.
+        max_grad_norm: Clip the gradient to this 2-norm before the step.
+        splits: ``"4x4"`` (micro-batch x micro-batches), ``"5+5+5+1"`` or lists of sizes.
+            Default for 16 samples: 16x1, 4x4, 2x8, 1x16, 5+5+5+1; the like for other numbers.
+        dtypes: What to compute in.
+        seed: Seeds each run in the same way.
+        command: Recorded in the proof's evidence.
+
+    Raises:
+        InvalidArgument: An argument breaks its rule, or the full batch's loss is not finite.
+    """
+    n = batch_size(batch)
+    if n == 0:
+        raise InvalidArgument("batch has 0 samples: a proof needs at least 1")
+    if not dtypes:
+        raise InvalidArgument("dtypes is empty: a proof needs at least one", hint="dtypes=(torch.float64,)")
+    sizes = default_splits(n) if splits is None else [parse_split(split, n) for split in splits]
+    counters = counters_by_term(items)
+    if isinstance(optimizer, torch.optim.Optimizer):
+        Accumulator(model, optimizer, loss, check=False)  # refuses an optimizer that is not the model's
+    run = _Runner(model, loss, batch, maker_of(optimizer, model), counters, weights, max_grad_norm, sizes, seed)
+    comparisons: list[Comparison] = []
+    not_run: dict[str, str] = {}
+    with same_rng_after(model), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the verdict says what a warning would
+        for dtype in dtypes:
+            try:
+                comparisons += run.compare(dtype)
+            except (RuntimeError, NotImplementedError, DtypeNotSupported) as error:
+                if dtype == torch.float64 or len(dtypes) == 1:
+                    raise
+                not_run[_name(dtype)] = str(error).splitlines()[0]
+        found = _explain(run, comparisons)
+    return Proof(
+        samples=n,
+        items=count(counters, [batch])[0],
+        optimizer=type(run.optimizer(model)).__name__,
+        comparisons=tuple(comparisons),
+        not_run=not_run,
+        first_difference=found,
+        random=run.draws_random_numbers(),
+        evidence=measured(next(model.parameters()).device, command),
+    )
+
+
+def _explain(run: _Runner, comparisons: list[Comparison]) -> Difference | None:
+    unequal = [comparison for comparison in comparisons if not comparison.equal]
+    if not unequal:
+        return None
+    exact = [comparison for comparison in comparisons if comparison.dtype == "float64"]
+    if not exact or not all(comparison.equal for comparison in exact):
+        return first_difference(run.model, run.loss, run.batch, unequal[0].split, seed=run.seed)
+    return Difference(
+        split=unequal[0].split,
+        module=None,
+        kind="rounding",
+        reason=f"float64 is equal; in {unequal[0].dtype} the sum of {len(unequal[0].split)} gradients rounds more than "
+        "the full batch's own arithmetic",
+        hint="accumulate in a wider dtype (accumulate_in=torch.float64 or float32), or in fewer micro-batches",
+    )
+
+
+@dataclass(frozen=True)
+class _Outcome:
+    grads: Tensor  # before the step, float64, all parameters in one vector
+    step: Tensor  # parameters after the step minus before, likewise
+    loss: float
+    steps: int
+
+
+@dataclass(frozen=True)
+class _Runner:
+    model: nn.Module
+    loss: Loss
+    batch: Any
+    optimizer: Callable[[nn.Module], torch.optim.Optimizer]
+    counters: Mapping[str, Counter]
+    weights: Mapping[str, float] | None
+    max_grad_norm: float | None
+    splits: list[tuple[int, ...]]
+    seed: int
+
+    def compare(self, dtype: torch.dtype) -> list[Comparison]:
+        full = self.full_batch(dtype)
+        truth = full if dtype == torch.float64 else self.full_batch(dtype, torch.float64)
+        if not torch.isfinite(truth.grads).all() or not math.isfinite(truth.loss):
+            raise InvalidArgument(
+                f"batch gives a loss of {truth.loss:g} or a gradient that is not finite: there is nothing to compare with",
+                hint="give a batch with items (labels) of every term, and finite values",
+            )
+        unit = torch.finfo(dtype).eps / 2
+        own = _relative(full.grads, truth.grads)
+        bound = FLOAT64_BOUND if dtype == torch.float64 else 2 * max(own, unit)
+        found = []
+        for split in self.splits:
+            part, failure = self.in_split(split, dtype)
+            error = _relative(part.grads, truth.grads)
+            found.append(
+                Comparison(
+                    dtype=_name(dtype),
+                    split=split,
+                    grad_max_abs_diff=_max_abs(part.grads - full.grads),
+                    grad_rel_diff=_relative(part.grads, full.grads),
+                    grad_error=error,
+                    full_batch_error=own,
+                    bound=bound,
+                    param_max_abs_diff=_max_abs(part.step - full.step),
+                    param_rel_diff=_relative(part.step, full.step),
+                    loss_diff=part.loss - full.loss,
+                    steps=part.steps,
+                    failure=failure,
+                    equal=error <= bound and part.steps == full.steps and (dtype != torch.float64 or _loss_equal(part, full)),
+                )
+            )
+        return found
+
+    def draws_random_numbers(self) -> bool:
+        """Whether the loss of the full batch uses torch's generator."""
+        model, batch, _ = self._copy(next(self.model.parameters()).dtype)
+        with same_rng_after(model), torch.no_grad():
+            devices = {parameter.device for parameter in model.parameters() if parameter.device.type == "cuda"}
+            before = [torch.get_rng_state(), *map(torch.cuda.get_rng_state, devices)]
+            self.loss(model, batch)
+            after = [torch.get_rng_state(), *map(torch.cuda.get_rng_state, devices)]
+        return not all(map(torch.equal, before, after))
+
+    def full_batch(self, *dtypes: torch.dtype) -> _Outcome:
+        model, batch, dtype = self._copy(*dtypes)
+        optimizer = self.optimizer(model)
+        with _watched(model, optimizer) as seen:
+            loss = full_batch_backward(model, loss_in(self.loss, dtype), batch, self.weights, self.max_grad_norm)
+            optimizer.step()
+        return seen.outcome(loss.item())
+
+    def in_split(self, split: tuple[int, ...], dtype: torch.dtype) -> tuple[_Outcome, str | None]:
+        """The split's outcome; where the user's code fails on a part of a batch that runs whole, NaN and the error."""
+        model, batch, _ = self._copy(dtype)
+        optimizer = self.optimizer(model)
+        step = Accumulator(
+            model,
+            optimizer,
+            loss_in(self.loss, dtype),
+            items=self.counters,
+            weights=self.weights,
+            max_grad_norm=self.max_grad_norm,
+            accumulate_in=torch.float32 if torch.finfo(dtype).bits < 32 else None,
+            check=False,
+        )
+        with _watched(model, optimizer) as seen:
+            try:
+                update = step(MicroBatch(data, size) for data, size in zip(slices(batch, split), split, strict=True))
+            except FullbatchError:
+                raise
+            except Exception as error:
+                nothing = torch.full_like(seen.before, torch.nan)
+                return _Outcome(nothing, nothing, math.nan, seen.steps), f"{type(error).__name__}: {error}".splitlines()[0]
+        return seen.outcome(update.loss), None
+
+    def _copy(self, *dtypes: torch.dtype) -> tuple[nn.Module, Any, torch.dtype]:
+        model, batch = copy_in(self.model, *dtypes), self.batch
+        for dtype in dtypes:
+            batch = in_dtype(batch, dtype)
+        torch.manual_seed(self.seed)
+        return model, batch, dtypes[-1]
+
+
+class _Watch:
+    def __init__(self, model: nn.Module) -> None:
+        self.parameters = list(model.parameters())
+        self.before = self._flat([parameter.detach() for parameter in self.parameters])
+        self.grads: Tensor | None = None
+        self.steps = 0
+
+    def before_step(self, *_: Any) -> None:
+        # Of several steps the last gradient counts: a second one is a difference by itself.
+        grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in self.parameters]
+        self.grads = self._flat(grads)
+
+    def after_step(self, *_: Any) -> None:
+        self.steps += 1
+
+    def outcome(self, loss: float) -> _Outcome:
+        after = self._flat([parameter.detach() for parameter in self.parameters])
+        grads = torch.zeros_like(after) if self.grads is None else self.grads
+        return _Outcome(grads, after - self.before, loss, self.steps)
+
+    @staticmethod
+    def _flat(tensors: list[Tensor]) -> Tensor:
+        return torch.cat([tensor.detach().flatten().to("cpu", torch.float64) for tensor in tensors])
+
+
+@contextmanager
+def _watched(model: nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[_Watch]:
+    """Sees each step of ``optimizer``: the gradients that it is given, and how many there are."""
+    watch = _Watch(model)
+    before, after = optimizer.register_step_pre_hook(watch.before_step), optimizer.register_step_post_hook(watch.after_step)
+    try:
+        yield watch
+    finally:
+        before.remove()
+        after.remove()
+
+
+def _loss_equal(part: _Outcome, full: _Outcome) -> bool:
+    # Only in float64: in lower precision the full batch's own error of this one number may be 0 by luck.
+    return abs(part.loss - full.loss) <= FLOAT64_BOUND * max(1.0, abs(full.loss))
+
+
+def _relative(found: Tensor, right: Tensor) -> float:
+    difference, scale = (found - right).norm().item(), right.norm().item()
+    return 0.0 if difference == 0.0 else difference / scale if scale else float("inf")
+
+
+def _max_abs(difference: Tensor) -> float:
+    return difference.abs().max().item()
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

@@ -1,0 +1,19 @@
+"""Figures as tables, pictures, files and pages."""
+
+from fullbatch.report.files import JsonLines, json_lines, write_json, write_text
+from fullbatch.report.plots import plot_curve, plot_run
+from fullbatch.report.recipe import recipe
+from fullbatch.report.tables import broken_table, curve_table, proof_table
+
+__all__ = [
+    "JsonLines",
+    "broken_table",
+    "curve_table",
+    "json_lines",
+    "plot_curve",
+    "plot_run",
+    "proof_table",
+    "recipe",
+    "write_json",
+    "write_text",
+]
