@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import platform
-from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from dataclasses import dataclass, field
+from typing import Literal
 
 import torch
 
@@ -30,10 +30,6 @@ class Evidence:
     device: str
     versions: dict[str, str] = field(default_factory=dict)
     command: str = ""
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain values for ``json.dumps``."""
-        return asdict(self)
 
     def __str__(self) -> str:
         versions = ", ".join(f"{name} {version}" for name, version in self.versions.items())

@@ -6,6 +6,7 @@ import math
 import time
 import warnings
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -164,31 +165,43 @@ class Accumulator:
         with grads_in(self.accumulate_in, self._params) as round_grads:
             for position, micro in enumerate(work):
                 last = position == len(work) - 1
-                with self._sync.micro_batch(last=last), no_hooked_step(self._params, watch=position == 0 and not last):
+                # The first of several tells whether something steps in between.
+                guard = no_hooked_step(self._params) if position == 0 and not last else nullcontext()
+                with self._sync.micro_batch(last=last), guard:
                     self._forward_backward(micro, window.items, losses)
             norm = self._clip()
             round_grads()
             return losses, norm, self._step()
 
     def _forward_backward(self, micro: MicroBatch, items: Mapping[str, float], losses: dict[str, Tensor]) -> None:
-        """Add ``micro``'s share of the gradient, and of each term's mean to ``losses``."""
-        # Everything that holds the graph is local to this call, so that nothing outlives its micro-batch.
-        total: Tensor | None = None
-        for term, value in as_terms(self.loss(self.model, micro.data), self.counters).items():
-            if not micro.items[term]:
-                continue  # a mean over nothing: 0/0 in many losses
-            share = micro.items[term] / items[term]
-            part = value * (self.weights[term] * share)
-            total = part if total is None else total + part
-            seen = value.detach().to(torch.promote_types(value.dtype, torch.float32)) * share
-            losses[term] = losses[term].add_(seen) if term in losses else seen
-        assert total is not None
+        total = self._weighted(as_terms(self.loss(self.model, micro.data), self.counters), micro, items, losses)
         if not total.requires_grad:
             raise LossError(
                 "the loss returned a tensor without a graph: no parameter was used, or it was detached",
                 hint="return the loss itself, not loss.detach() or torch.tensor(loss.item()), and do not run under no_grad",
             )
         (total if self.scaler is None else self.scaler.scale(total)).backward()
+
+    def _weighted(
+        self, terms: dict[str, Tensor], micro: MicroBatch, items: Mapping[str, float], losses: dict[str, Tensor]
+    ) -> Tensor:
+        """``micro``'s part of the window's loss; each term's part is added to ``losses``, without a graph."""
+        total: Tensor | None = None
+        for term, mean in terms.items():
+            if not micro.items[term]:
+                continue  # a mean over nothing: 0/0 in many losses
+            share = micro.items[term] / items[term]
+            factor = self.weights[term] * share
+            part = mean if factor == 1 else mean * factor
+            total = part if total is None else total + part
+            if share == 1:  # the only micro-batch with items of this term
+                losses[term] = mean.detach()
+                continue
+            if term not in losses:
+                losses[term] = torch.zeros_like(mean, dtype=torch.promote_types(mean.dtype, torch.float32), requires_grad=False)
+            losses[term].add_(mean.detach(), alpha=share)
+        assert total is not None
+        return total
 
     def _clip(self) -> Tensor | None:
         if self.scaler is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -53,6 +54,8 @@ def check_mean(
         if not (a and b):
             continue
         total, first, second = (value[term].item() for value in values)
+        if not all(map(math.isfinite, (total, first, second))):
+            continue
         scale = max(abs(total), abs(first), abs(second))
         tolerance = scale * _precision(model, values[0][term]) ** 0.5
         done = True

@@ -105,7 +105,7 @@ def count(counters: Mapping[str, Counter], micro_batches: list[Any]) -> list[dic
 
 def _one_number(term: str, value: Any) -> int | float | Tensor:
     if isinstance(value, Tensor) and value.numel() == 1 and not value.is_complex():
-        return value
+        return value.item() if value.is_cpu else value  # others wait, to be fetched together
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         return value
     shown = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else repr(value)

@@ -60,15 +60,12 @@ def grads_in(dtype: torch.dtype | None, parameters: Sequence[Tensor]) -> Iterato
 
 
 @contextmanager
-def no_hooked_step(parameters: Sequence[Tensor], *, watch: bool) -> Iterator[None]:
+def no_hooked_step(parameters: Sequence[Tensor]) -> Iterator[None]:
     """Raise if a parameter is changed inside: an optimizer in a backward hook steps at every micro-batch.
 
     ``Tensor._version`` counts in-place changes. torch keeps it private; the test
     ``test_an_optimizer_in_a_backward_hook_is_refused`` tells when it goes.
     """
-    if not watch:
-        yield
-        return
     before = [parameter._version for parameter in parameters]
     yield
     if before != [parameter._version for parameter in parameters]:

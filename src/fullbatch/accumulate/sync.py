@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 
 from torch import nn
 
@@ -11,7 +10,7 @@ from torch import nn
 class GradientSync:
     """Holds back a wrapped model's gradient reduction, and counts the backwards that were not held back.
 
-    ``calls`` is the number of backwards that ended with reduced gradients: one a window. A model
+    ``calls`` is the number of backwards that end with reduced gradients: one a window. A model
     without ``no_sync`` has nothing to reduce, and each of its windows counts as one all the same,
     because its gradients are complete after the last backward and not before.
     """
@@ -20,9 +19,10 @@ class GradientSync:
         self._no_sync = getattr(model, "no_sync", nullcontext)
         self.calls = 0
 
-    @contextmanager
-    def micro_batch(self, *, last: bool) -> Iterator[None]:
-        """Covers forward and backward of one micro-batch: DistributedDataParallel decides in the forward."""
-        with nullcontext() if last else self._no_sync():
-            yield
-        self.calls += last
+    def micro_batch(self, *, last: bool) -> AbstractContextManager[None]:
+        """To cover forward and backward of one micro-batch: DistributedDataParallel decides in the forward."""
+        if not last:
+            held_back: AbstractContextManager[None] = self._no_sync()
+            return held_back
+        self.calls += 1
+        return nullcontext()

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
+
+from fullbatch.plain import plain
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,13 +47,4 @@ class Update:
 
     def to_json(self) -> dict[str, Any]:
         """Plain values for ``json.dumps``; numbers that are not finite become ``None``."""
-        fields = dataclasses.asdict(self) | {"samples_per_second": self.samples_per_second}
-        return {key: _finite(value) for key, value in fields.items()}
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {key: _finite(part) for key, part in value.items()}
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return list(value) if isinstance(value, tuple) else value
+        return {**plain(self), "samples_per_second": self.samples_per_second}

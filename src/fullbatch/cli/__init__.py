@@ -25,11 +25,19 @@ app.command("train")(train.command)
 app.command("recipe")(recipe.command)
 
 
-@app.callback()
-def _top(version: Annotated[bool, typer.Option("--version", help="Show the version.", is_eager=True)] = False) -> None:
-    if version:
+def _show_version(asked: bool) -> None:
+    if asked:
         typer.echo(f"fullbatch {__version__}")
         raise typer.Exit
+
+
+@app.callback()
+def _top(
+    version: Annotated[
+        bool, typer.Option("--version", help="Show the version.", callback=_show_version, is_eager=True)
+    ] = False,
+) -> None:
+    pass
 
 
 def main() -> None:

@@ -12,6 +12,7 @@ from fullbatch.accumulate import Update
 from fullbatch.cli import options
 from fullbatch.device import pick
 from fullbatch.experiments import SCALINGS, WARM_UP_SOURCE, HeldOut, train
+from fullbatch.plain import plain
 from fullbatch.report import json_lines, plot_run, write_json
 from fullbatch.tasks import load
 
@@ -61,9 +62,7 @@ def command(
             progress.update(bar, advance=1, description=update.skipped or shown)
 
         def on_held_out(point: HeldOut) -> None:
-            log.write(
-                {"kind": "held_out", "update": point.update, "loss": point.loss, "value": point.value, "unit": point.unit}
-            )
+            log.write({"kind": "held_out", **plain(point)})
             talk.print(f"update {point.update}: held out {point.value:.3f} {point.unit}", soft_wrap=True)
 
         run = train(

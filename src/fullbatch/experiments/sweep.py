@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import dataclasses
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -14,6 +13,7 @@ import torch
 from fullbatch.accumulate import Accumulator, Update, map_tensors
 from fullbatch.errors import InvalidArgument
 from fullbatch.evidence import Evidence, measured
+from fullbatch.plain import plain
 from fullbatch.tasks import Task
 
 SCHEMA = "accum-curve.v1"
@@ -72,7 +72,7 @@ class Curve:
 
     def to_json(self) -> dict[str, Any]:
         """Plain values for ``json.dumps``, as ``docs/accum-curve.md`` describes them."""
-        return {"schema": SCHEMA, **dataclasses.asdict(self)}
+        return {"schema": SCHEMA, **plain(self)}
 
 
 def sweep(

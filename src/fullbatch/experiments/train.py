@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import dataclasses
 import math
 import time
 from collections.abc import Callable, Iterator
@@ -20,6 +19,7 @@ from fullbatch.accumulate.terms import as_terms, counters_by_term, weights_by_te
 from fullbatch.errors import InvalidArgument
 from fullbatch.evidence import Evidence, measured
 from fullbatch.experiments.schedule import scaled_lr, warmup_cosine, warmup_updates
+from fullbatch.plain import plain
 from fullbatch.tasks import Task
 
 SCHEMA = "train.v1"
@@ -69,20 +69,21 @@ class Run:
 
     def to_json(self) -> dict[str, Any]:
         """A summary of plain values for ``json.dumps``; the updates stand in the JSON lines beside it."""
-        return {
+        summary = {
             "schema": SCHEMA,
             "updates": sum(update.skipped is None for update in self.updates),
             "skipped": sum(update.skipped is not None for update in self.updates),
             "samples": sum(update.samples for update in self.updates),
             "sync_calls": sum(update.sync_calls for update in self.updates),
-            "first_loss": self.updates[0].to_json()["loss"],
-            "last_loss": self.updates[-1].to_json()["loss"],
-            "held_out": [dataclasses.asdict(point) for point in self.held_out],
+            "first_loss": self.updates[0].loss,
+            "last_loss": self.updates[-1].loss,
+            "held_out": self.held_out,
             "seconds": self.seconds,
             "samples_per_second": self.samples_per_second,
             "settings": self.settings,
-            "evidence": self.evidence.to_json(),
+            "evidence": self.evidence,
         }
+        return {key: plain(value) for key, value in summary.items()}
 
 
 def train(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import dataclasses
 import difflib
 import inspect
 import warnings
@@ -19,6 +18,7 @@ from fullbatch.accumulate.items import count
 from fullbatch.accumulate.rng import same_rng_after
 from fullbatch.errors import InvalidArgument
 from fullbatch.evidence import Evidence, measured
+from fullbatch.plain import plain
 from fullbatch.prove.loops import WRONG, Loop, Tools, right
 from fullbatch.prove.precision import copy_in, in_dtype, loss_in
 from fullbatch.prove.reference import full_batch_backward
@@ -89,7 +89,7 @@ class BrokenLoop:
 
     def to_json(self) -> dict[str, Any]:
         """Plain values for ``json.dumps``, as ``docs/proof.md`` describes them."""
-        return {"schema": SCHEMA, "equal": self.equal, **dataclasses.asdict(self)}
+        return {"schema": SCHEMA, "equal": self.equal, **plain(self)}
 
 
 def run_broken(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -10,6 +9,7 @@ from itertools import groupby
 from typing import Any
 
 from fullbatch.evidence import Evidence
+from fullbatch.plain import plain
 
 SCHEMA = "proof.v1"
 
@@ -140,13 +140,4 @@ class Proof:
 
     def to_json(self) -> dict[str, Any]:
         """Plain values for ``json.dumps``, as ``docs/proof.md`` describes them; NaN and infinity become ``None``."""
-        plain: dict[str, Any] = _finite({"schema": SCHEMA, "equal": self.equal, **dataclasses.asdict(self)})
-        return plain
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {key: _finite(part) for key, part in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_finite(part) for part in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+        return {"schema": SCHEMA, "equal": self.equal, **plain(self)}

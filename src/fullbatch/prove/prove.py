@@ -89,6 +89,7 @@ def prove(
                     raise
                 not_run[_name(dtype)] = str(error).splitlines()[0]
         found = _explain(run, comparisons)
+        random = run.draws_random_numbers()
     return Proof(
         samples=n,
         items=count(counters, [batch])[0],
@@ -96,7 +97,7 @@ def prove(
         comparisons=tuple(comparisons),
         not_run=not_run,
         first_difference=found,
-        random=run.draws_random_numbers(),
+        random=random,
         evidence=measured(next(model.parameters()).device, command),
     )
 
@@ -175,11 +176,11 @@ class _Runner:
     def draws_random_numbers(self) -> bool:
         """Whether the loss of the full batch uses torch's generator."""
         model, batch, _ = self._copy(next(self.model.parameters()).dtype)
-        with same_rng_after(model), torch.no_grad():
-            devices = {parameter.device for parameter in model.parameters() if parameter.device.type == "cuda"}
-            before = [torch.get_rng_state(), *map(torch.cuda.get_rng_state, devices)]
+        devices = {parameter.device for parameter in model.parameters() if parameter.device.type == "cuda"}
+        before = [torch.get_rng_state(), *map(torch.cuda.get_rng_state, devices)]
+        with torch.no_grad():
             self.loss(model, batch)
-            after = [torch.get_rng_state(), *map(torch.cuda.get_rng_state, devices)]
+        after = [torch.get_rng_state(), *map(torch.cuda.get_rng_state, devices)]
         return not all(map(torch.equal, before, after))
 
     def full_batch(self, *dtypes: torch.dtype) -> _Outcome:

@@ -11,7 +11,8 @@ Split = "str | Sequence[int]"
 
 def default_splits(samples: int) -> list[tuple[int, ...]]:
     """For 16 samples: 16x1, 4x4, 2x8, 1x16 and the ragged 5+5+5+1; the like for other numbers."""
-    ragged = next((size for size in range(samples // 3, 1, -1) if samples % size), 1)
+    third = samples // 3
+    ragged = next((size for size in (*range(third, 1, -1), *range(third + 1, samples)) if size and samples % size), 1)
     sizes = dict.fromkeys([samples, max(samples // 4, 1), min(2, samples), 1, ragged])
     return [_by_size(samples, size) for size in sizes]
 

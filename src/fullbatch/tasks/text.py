@@ -16,7 +16,7 @@ from fullbatch.tasks.task import Task
 BYTES = 256
 CONTEXT = 128
 PADDING = -100  # torch's default ignore_index of cross_entropy
-HELD_OUT_EVERY = 10  # every tenth document is held out
+HELD_OUT = 0.1  # of the text
 
 
 class Block(nn.Module):
@@ -66,8 +66,16 @@ def text() -> Task:
     """Samples are pieces of documents: ``bytes`` [128], and as ``labels`` [128] the byte after each, -100 past the end."""
     train: list[dict[str, Tensor]] = []
     held_out: list[dict[str, Tensor]] = []
-    for position, document in enumerate(_documents()):
-        (train if position % HELD_OUT_EVERY else held_out).extend(_pieces(document))
+    families = _families()
+    total = sum(len(document) for family in families for document in family)
+    held_out_bytes = 0
+    for position, family in enumerate(families):
+        size = sum(map(len, family))
+        # Every third of the small ones, up to the share.
+        out = position % 3 == 0 and size < HELD_OUT / 2 * total and held_out_bytes < HELD_OUT * total
+        held_out_bytes += size if out else 0
+        for document in family:
+            (held_out if out else train).extend(_pieces(document))
 
     def loss(model: nn.Module, micro: Mapping[str, Tensor]) -> Tensor:
         logits_BTV = model(micro["bytes"])
@@ -88,10 +96,22 @@ def text() -> Task:
     )
 
 
-def _documents() -> list[bytes]:
+def _families() -> list[list[bytes]]:
+    """The documents; those that share a long line, and there are many, stand in one family: no text on both sides."""
     from pydoc_data.topics import topics  # about 450 KB of text: loaded only when asked for
 
-    return [topics[name].encode() for name in sorted(topics)]
+    family_of: dict[str, list[str]] = {}  # by line
+    families: list[list[str]] = []
+    for name in sorted(topics):
+        lines = {line.strip() for line in topics[name].splitlines() if len(line.strip()) >= 60}
+        joined = [name]
+        for other in {id(family_of[line]): family_of[line] for line in lines if line in family_of}.values():
+            joined += other
+            families = [family for family in families if family is not other]
+        families.append(joined)
+        family_of |= dict.fromkeys(lines, joined)
+        family_of = {line: joined if family[0] in joined else family for line, family in family_of.items()}
+    return [[topics[name].encode() for name in family] for family in families]
 
 
 def _pieces(document: bytes) -> list[dict[str, Tensor]]:
