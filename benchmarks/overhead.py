@@ -5,6 +5,7 @@
 Same model, same data, same optimizer; the loops take turns in one process, in an order that is drawn anew for each
 turn, and each figure is the median over turns of the time against the hand-written loop's in the same turn. Peak live
 bytes are those of one update's allocations as torch's profiler reports them, over weights, optimizer state and batch.
+The error is that of one update's gradient in float64 against plain autograd on the whole batch.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from torch.profiler import ProfilerActivity, profile
 from fullbatch import Accumulator
 from fullbatch.tasks import load
 
+LABELS = {"hand": "by hand", "fullbatch": "fullbatch", "accelerate": "Accelerate", "fabric": "Lightning Fabric"}
 MICRO_BATCH = 4
 TURNS = {("mlp", 1): 600, ("mlp", 8): 300, ("mlp", 64): 100, ("text", 1): 80, ("text", 8): 30, ("text", 64): 11}
 
@@ -120,19 +122,41 @@ def peak_bytes(update, batch, static):
     return static + peak
 
 
+def loop_of(label, task, K, model, optimizer):
+    arguments = {"fullbatch": (task.items,), "accelerate": (K,)}.get(label, ())
+    make = {"hand": by_hand, "fullbatch": fullbatch, "accelerate": accelerate, "fabric": fabric}[label]
+    return make(model, optimizer, task.loss, *arguments)
+
+
+def in_float64(tensor):
+    return tensor.double() if tensor.is_floating_point() else tensor
+
+
+def gradient_error(label, task, K, batch):
+    """Relative, from the way of one step of SGD with learning rate 1."""
+    batch = {key: in_float64(value) for key, value in batch.items()}
+    model = copy.deepcopy(task.model).double()
+    parameters = list(model.parameters())
+    task.loss(model, batch).backward()
+    right = torch.cat([p.grad.flatten() for p in parameters])
+    model.zero_grad()
+    before = torch.cat([p.detach().flatten() for p in parameters])
+    loop_of(label, task, K, model, torch.optim.SGD(parameters, lr=1.0))(batch)
+    found = before - torch.cat([p.detach().flatten() for p in parameters])
+    return ((found - right).norm() / right.norm()).item()
+
+
 def measure(name, K, turns):
     task = load(name)
     batch = task.batch(MICRO_BATCH * K, torch.Generator().manual_seed(0))
-    loops = {}
+    loops, errors = {}, {}
     for label in ("hand", "fullbatch", "accelerate", "fabric"):
         if label in ("accelerate", "fabric") and importlib.util.find_spec({"fabric": "lightning"}.get(label, label)) is None:
             print(f"{label} is not installed: left out (pip install 'fullbatch[all]')")
             continue
+        errors[label] = gradient_error(label, task, K, batch)
         model = copy.deepcopy(task.model)
-        optimizer = task.optimizer(model.parameters())
-        arguments = {"fullbatch": (task.items,), "accelerate": (K,)}.get(label, ())
-        make = {"hand": by_hand, "fullbatch": fullbatch, "accelerate": accelerate, "fabric": fabric}[label]
-        loops[label] = make(model, optimizer, task.loss, *arguments)
+        loops[label] = loop_of(label, task, K, model, task.optimizer(model.parameters()))
     static = sum(p.numel() * p.element_size() for p in task.model.parameters()) * 3 + sum(
         t.numel() * t.element_size() for t in batch.values()
     )  # weights and AdamW's two moments, and the batch
@@ -165,14 +189,30 @@ def measure(name, K, turns):
                 "time_ratio_quartiles": [low, high],
                 "peak_bytes": peaks[label],
                 "peak_ratio": peaks[label] / peaks["hand"],
+                "gradient_error": errors[label],
             }
         )
         print(
             f"{name:5} K={K:<3} {label:10} {rows[-1]['median_ms']:9.3f} ms  time ratio {middle:.3f} ({low:.3f}..{high:.3f})"
-            f"  peak {peaks[label]:>11,} bytes  ratio {rows[-1]['peak_ratio']:.4f}",
+            f"  peak {peaks[label]:>11,} bytes  ratio {rows[-1]['peak_ratio']:.7f}"
+            f"  error {errors[label]:.1e}",
             flush=True,
         )
     return rows
+
+
+def as_markdown(rows):
+    lines = [
+        "| task | micro-batches | loop | time | quartiles | peak | gradient error in float64 |",
+        "|---|---:|---|---:|---:|---:|---:|",
+    ]
+    for row in rows:
+        low, high = row["time_ratio_quartiles"]
+        lines.append(
+            f"| {row['task']} | {row['K']} | {LABELS[row['loop']]} | {row['time_ratio']:.3f} | {low:.3f} to {high:.3f} | "
+            f"{row['peak_ratio']:.5f} | {row['gradient_error']:.1e} |"
+        )
+    return "\n".join(lines)
 
 
 def main():

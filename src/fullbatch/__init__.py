@@ -9,6 +9,7 @@ from fullbatch.errors import (
     InvalidArgument,
     LossError,
     OptimizerError,
+    OutputError,
     TaskError,
 )
 from fullbatch.prove import Proof, prove
@@ -25,6 +26,7 @@ __all__ = [
     "LossError",
     "MicroBatch",
     "OptimizerError",
+    "OutputError",
     "Proof",
     "Task",
     "TaskError",

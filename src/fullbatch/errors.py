@@ -7,6 +7,7 @@ FullbatchError
 │   ├── LossError                  a loss that is not the mean it should be
 │   ├── OptimizerError             an optimizer that does not belong to the model
 │   └── TaskError                  a task that cannot be loaded or lacks a part
+├── OutputError (OSError)          a file that cannot be written
 └── HookedStep (RuntimeError)      something stepped the weights in the middle of a window
 """
 
@@ -52,6 +53,10 @@ class OptimizerError(InvalidArgument):
 
 class TaskError(InvalidArgument):
     """A task that cannot be loaded, or lacks a part."""
+
+
+class OutputError(FullbatchError, OSError):
+    """A file that cannot be written."""
 
 
 class HookedStep(FullbatchError, RuntimeError):

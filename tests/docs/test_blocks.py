@@ -41,7 +41,7 @@ def commands_of(block):
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_the_blocks_of_a_page_run_and_print_what_stands_there(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    environment = os.environ | {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}", "COLUMNS": "132"}
+    environment = os.environ | {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
     (tmp_path / "examples").symlink_to(ROOT / "examples")
     namespace = {"__name__": "__main__"}
     printed = None

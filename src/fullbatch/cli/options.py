@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import shlex
 import sys
+from contextlib import redirect_stdout
 from pathlib import Path
+from types import TracebackType
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
+from rich.console import Console, RenderableType
 
 from fullbatch.errors import InvalidArgument
 from fullbatch.report import write_json
@@ -22,26 +24,48 @@ Json = Annotated[
 ]
 Device = Annotated[str, typer.Option("--device", help="auto, cpu, cuda, mps, xpu, ...")]
 
-_WIDTH = 132  # of tables where there is no terminal to fit in
+_WIDTH = 200  # of tables where there is no terminal to fit in; they take what they need
 
 
-def talk() -> Console:
-    """The console for progress and remarks: stderr."""
-    return Console(stderr=True, highlight=False)
+class Output:
+    """Results to stdout, talk and progress to stderr.
 
+    Inside the context, what a task of the user's prints goes to stderr too, so that stdout is data alone.
 
-def data(json_path: str | None) -> Console:
-    """The console for results: stdout, unless the JSON goes there."""
-    stream = sys.stderr if json_path == "-" else sys.stdout
-    return Console(file=stream, highlight=False, width=None if stream.isatty() else _WIDTH)
+    Args:
+        json_path: Where ``--json`` says the JSON goes; with ``-`` it has stdout for itself.
+    """
 
+    def __init__(self, json_path: str | None) -> None:
+        self._json_path = json_path
+        self._stdout = sys.stdout
+        self._redirected = redirect_stdout(sys.stderr)
+        stream = sys.stderr if json_path == "-" else sys.stdout
+        self._data = Console(file=stream, highlight=False, width=None if stream.isatty() else _WIDTH)
+        self.talk = Console(stderr=True, highlight=False)
 
-def emit_json(value: dict[str, Any], json_path: str | None) -> None:
-    """Write ``value`` where ``--json`` says."""
-    if json_path == "-":
-        sys.stdout.write(json.dumps(value, indent=2, allow_nan=False) + "\n")
-    elif json_path is not None:
-        write_json(Path(json_path), value)
+    def __enter__(self) -> Output:
+        self._redirected.__enter__()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._redirected.__exit__(kind, error, trace)
+
+    def show(self, *results: RenderableType) -> None:
+        """Print tables, and lines of text as they are."""
+        for result in results:
+            self._data.print(result, soft_wrap=isinstance(result, str), markup=False)
+
+    def wrote(self, *paths: Path) -> None:
+        """Say which files were written."""
+        self.talk.print("wrote " + ", ".join(map(str, paths)), soft_wrap=True, markup=False)
+
+    def json(self, value: dict[str, Any]) -> None:
+        """Write ``value`` where ``--json`` says."""
+        if self._json_path == "-":
+            self._stdout.write(json.dumps(value, indent=2, allow_nan=False) + "\n")
+        elif self._json_path is not None:
+            write_json(Path(self._json_path), value)
 
 
 def command() -> str:

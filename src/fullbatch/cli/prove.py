@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import torch
 import typer
@@ -51,14 +51,28 @@ def command(
 
       fullbatch prove --break missing-division
     """
-    loaded = load(task, seed=seed)
-    if evaluation:
-        loaded.model.eval()
-    else:
-        loaded.model.train()
-    if broken is not None:
-        _break(loaded, list(WRONG) if broken == "all" else [broken], seed, out, json_path)
-        return
+    with options.Output(json_path) as output:
+        loaded = load(task, seed=seed)
+        loaded.model.train(not evaluation)
+        if broken is not None:
+            equal = _break(loaded, list(WRONG) if broken == "all" else [broken], seed, out, output)
+        else:
+            equal = _prove(loaded, batch, split, dtype, optimizer, lr, max_grad_norm, seed, out, output)
+    raise typer.Exit(0 if equal else 1)
+
+
+def _prove(
+    task: Task,
+    batch: int,
+    split: list[str] | None,
+    dtype: str,
+    optimizer: str,
+    lr: float,
+    max_grad_norm: float | None,
+    seed: int,
+    out: Path,
+    output: options.Output,
+) -> bool:
     if batch < 1:
         raise InvalidArgument(f"--batch {batch}: must be at least 1")
     names = [name.strip() for name in dtype.split(",")]
@@ -66,55 +80,43 @@ def command(
     if unknown:
         raise InvalidArgument(f"--dtype {unknown[0]}: must be of {', '.join(_DTYPES)}", hint="--dtype float64,float32")
     proof = prove(
-        loaded.model,
-        loaded.loss,
-        loaded.batch(batch, torch.Generator().manual_seed(seed)),
-        optimizer=loaded.optimizer if optimizer == "task" else named_optimizer(optimizer, lr),
-        items=loaded.items,
-        weights=loaded.weights,
+        task.model,
+        task.loss,
+        task.batch(batch, torch.Generator().manual_seed(seed)),
+        optimizer=task.optimizer if optimizer == "task" else named_optimizer(optimizer, lr),
+        items=task.items,
+        weights=task.weights,
         max_grad_norm=max_grad_norm,
         splits=split or None,
         dtypes=[_DTYPES[name] for name in names],
         seed=seed,
         command=options.command(),
     )
-    console = options.data(json_path)
-    console.print(proof_table(proof))
-    console.print(str(proof), soft_wrap=True, markup=False)
-    console.print(f"{proof.evidence}", soft_wrap=True, markup=False)
-    _finish(proof.to_json(), out / "proof.json", json_path, equal=proof.equal)
+    path = out / "proof.json"
+    write_json(path, proof.to_json())
+    output.show(proof_table(proof), str(proof), str(proof.evidence))
+    output.wrote(path)
+    output.json(proof.to_json())
+    return proof.equal
 
 
-def _break(task: Task, kinds: list[str], seed: int, out: Path, json_path: str | None) -> None:
+def _break(task: Task, kinds: list[str], seed: int, out: Path, output: options.Output) -> bool:
     if not callable(task.items):
         raise InvalidArgument("--break needs a task whose loss has one term")
     samples = task.batch(BROKEN_SAMPLES, torch.Generator().manual_seed(seed))
-    loops = []
-    with Progress(console=options.talk(), transient=True) as progress:
+    loops, paths = [], []
+    with Progress(console=output.talk, transient=True) as progress:
         for kind in progress.track(kinds, description="wrong loops"):
             loop = run_broken(kind, task.model, task.loss, samples, items=task.items, seed=seed, command=options.command())
             loops.append(loop)
-            write_json(out / f"broken-{kind}.json", loop.to_json())
-    console = options.data(json_path)
+            paths.append(out / f"broken-{kind}.json")
+            write_json(paths[-1], loop.to_json())
     if len(loops) == 1:
-        console.print(loops[0].source, soft_wrap=True, markup=False)
-    console.print(broken_table(loops))
+        output.show(loops[0].source)
     equal = all(loop.equal for loop in loops)
-    console.print(
-        "equal: on this data the fault does not show"
-        if equal
-        else "NOT equal: the wrong loop's updates are not the full batch's"
-    )
-    console.print(f"{loops[0].evidence}", soft_wrap=True, markup=False)
-    value = (
-        loops[0].to_json() if len(loops) == 1 else {"schema": "broken-loops.v1", "loops": [loop.to_json() for loop in loops]}
-    )
-    _finish(value, None, json_path, equal=equal)
-
-
-def _finish(value: dict[str, Any], path: Path | None, json_path: str | None, *, equal: bool) -> None:
-    if path is not None:
-        write_json(path, value)
-        options.talk().print(f"wrote {path}", soft_wrap=True)
-    options.emit_json(value, json_path)
-    raise typer.Exit(0 if equal else 1)
+    verdict = "equal: on this data the fault does not show" if equal else "NOT equal: the updates are not the full batch's"
+    output.show(broken_table(loops), verdict, str(loops[0].evidence))
+    output.wrote(*paths)
+    every = [loop.to_json() for loop in loops]
+    output.json(every[0] if len(every) == 1 else {"schema": "broken-loops.v1", "loops": every})
+    return equal

@@ -26,7 +26,8 @@ def command(
       fullbatch sweep && fullbatch prove && fullbatch recipe
     """
     path = out / "skill-gradient-accumulation.md"
-    text = recipe(out)
-    write_text(path, text)
-    options.emit_json({"schema": "recipe.v1", "path": str(path), "text": text}, json_path)
-    options.data(json_path).print(str(path), soft_wrap=True)
+    with options.Output(json_path) as output:
+        text = recipe(out)
+        write_text(path, text)
+        output.show(str(path))
+        output.json({"schema": "recipe.v1", "path": str(path), "text": text})

@@ -40,33 +40,32 @@ def command(
       fullbatch sweep --task text --micro-batch 8 --accum-grid 1,4,16 --num-steps 5 --optimizer task
     """
     grid = options.whole_numbers(accum_grid, "--accum-grid")
-    with Progress(console=options.talk(), transient=True) as progress, json_lines(out / "accum-curve.jsonl") as log:
-        bar = progress.add_task("sweep", total=num_steps * len(grid))
+    paths = [out / f"accum-curve.{kind}" for kind in ("json", "jsonl", "png")]
+    with options.Output(json_path) as output:
+        with Progress(console=output.talk, transient=True) as progress, json_lines(paths[1]) as log:
+            bar = progress.add_task("sweep", total=num_steps * len(grid))
 
-        def on_update(accum_steps: int, update: Update) -> None:
-            log.write({"accum_steps": accum_steps, **update.to_json()})
-            progress.advance(bar)
+            def on_update(accum_steps: int, update: Update) -> None:
+                log.write({"accum_steps": accum_steps, **update.to_json()})
+                progress.advance(bar)
 
-        curve = sweep(
-            load(task, seed=seed),
-            micro_batch=micro_batch,
-            accum_grid=grid,
-            num_steps=num_steps,
-            optimizer=None if optimizer == "task" else named_optimizer(optimizer, lr),
-            rounds=rounds,
-            seed=seed,
-            device=pick(device),
-            on_update=on_update,
-            settings={"optimizer": optimizer} | ({} if optimizer == "task" else {"lr": lr}),
-            command=options.command(),
-        )
-    write_json(out / "accum-curve.json", curve.to_json())
-    plot_curve(curve, out / "accum-curve.png")
-    console = options.data(json_path)
-    console.print(curve_table(curve))
-    flat = [point.effective_batch for point in curve.points if point.accum_steps == curve.flat_at]
-    where = f"flat from effective batch {flat[0]}" if flat else "still rising where the grid ends"
-    console.print(f"{where} (rule: {curve.flat_rule})", soft_wrap=True)
-    console.print(f"{curve.evidence}", soft_wrap=True, markup=False)
-    options.talk().print(f"wrote {out / 'accum-curve.json'}, .jsonl and .png", soft_wrap=True)
-    options.emit_json(curve.to_json(), json_path)
+            curve = sweep(
+                load(task, seed=seed),
+                micro_batch=micro_batch,
+                accum_grid=grid,
+                num_steps=num_steps,
+                optimizer=None if optimizer == "task" else named_optimizer(optimizer, lr),
+                rounds=rounds,
+                seed=seed,
+                device=pick(device),
+                on_update=on_update,
+                settings={"optimizer": optimizer} | ({} if optimizer == "task" else {"lr": lr}),
+                command=options.command(),
+            )
+        write_json(paths[0], curve.to_json())
+        plot_curve(curve, paths[2])
+        flat = [point.effective_batch for point in curve.points if point.accum_steps == curve.flat_at]
+        where = f"flat from effective batch {flat[0]}" if flat else "still rising where the grid ends"
+        output.show(curve_table(curve), f"{where} (rule: {curve.flat_rule})", str(curve.evidence))
+        output.wrote(*paths)
+        output.json(curve.to_json())

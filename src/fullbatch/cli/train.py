@@ -48,52 +48,48 @@ def command(
       fullbatch train --effective-batch 1024 --micro-batch 16 --scale-lr sqrt --updates 30
     """
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
-    talk = options.talk()
-    loaded = load(task, seed=seed)
-    with Progress(*columns, console=talk) as progress, json_lines(out / "train.jsonl") as log:
-        bar = progress.add_task("updates", total=updates)
-        done = 0
+    paths = [out / f"train.{kind}" for kind in ("json", "jsonl", "png")]
+    with options.Output(json_path) as output:
+        with Progress(*columns, console=output.talk) as progress, json_lines(paths[1]) as log:
+            bar = progress.add_task("updates", total=updates)
 
-        def on_update(update: Update, rate: float) -> None:
-            nonlocal done
-            done += 1
-            log.write({"kind": "update", "lr": rate, **update.to_json()})
-            shown = f"loss {update.loss:.3f}, {update.samples_per_second:,.0f} samples/s"
-            progress.update(bar, advance=1, description=update.skipped or shown)
+            def on_update(update: Update, rate: float) -> None:
+                log.write({"kind": "update", "lr": rate, **update.to_json()})
+                shown = f"loss {update.loss:.3f}, {update.samples_per_second:,.0f} samples/s"
+                progress.update(bar, advance=1, description=update.skipped or shown)
 
-        def on_held_out(point: HeldOut) -> None:
-            log.write({"kind": "held_out", **plain(point)})
-            talk.print(f"update {point.update}: held out {point.value:.3f} {point.unit}", soft_wrap=True)
+            def on_held_out(point: HeldOut) -> None:
+                log.write({"kind": "held_out", **plain(point)})
+                output.talk.print(f"update {point.update}: held out {point.value:.3f} {point.unit}", soft_wrap=True)
 
-        run = train(
-            loaded,
-            effective_batch=effective_batch,
-            micro_batch=micro_batch,
-            updates=updates,
-            lr=lr,
-            scale_lr=scale_lr,
-            reference_batch=reference_batch,
-            warmup_samples=warmup_samples,
-            max_grad_norm=max_grad_norm,
-            eval_every=eval_every,
-            seed=seed,
-            device=pick(device),
-            on_update=on_update,
-            on_held_out=on_held_out,
-            command=options.command(),
+            run = train(
+                load(task, seed=seed),
+                effective_batch=effective_batch,
+                micro_batch=micro_batch,
+                updates=updates,
+                lr=lr,
+                scale_lr=scale_lr,
+                reference_batch=reference_batch,
+                warmup_samples=warmup_samples,
+                max_grad_norm=max_grad_norm,
+                eval_every=eval_every,
+                seed=seed,
+                device=pick(device),
+                on_update=on_update,
+                on_held_out=on_held_out,
+                command=options.command(),
+            )
+        write_json(paths[0], run.to_json())
+        plot_run(run, paths[2])
+        settings = run.settings
+        output.show(
+            f"{len(run.updates)} updates of {settings['effective_batch']} samples "
+            f"in micro-batches of {settings['micro_batch']}: "
+            f"{run.samples_per_second:,.0f} samples/s, peak learning rate {settings['peak_lr']:.2e}"
         )
-    write_json(out / "train.json", run.to_json())
-    plot_run(run, out / "train.png")
-    console = options.data(json_path)
-    settings = run.settings
-    console.print(
-        f"{len(run.updates)} updates of {settings['effective_batch']} samples in micro-batches of {settings['micro_batch']}: "
-        f"{run.samples_per_second:,.0f} samples/s, peak learning rate {settings['peak_lr']:.2e}",
-        soft_wrap=True,
-    )
-    if run.held_out:
-        first, last = run.held_out[0], run.held_out[-1]
-        console.print(f"held out: {first.value:.3f} -> {last.value:.3f} {last.unit}", soft_wrap=True)
-    console.print(f"{run.evidence}", soft_wrap=True, markup=False)
-    talk.print(f"wrote {out / 'train.json'}, .jsonl and .png", soft_wrap=True)
-    options.emit_json(run.to_json(), json_path)
+        if run.held_out:
+            first, last = run.held_out[0], run.held_out[-1]
+            output.show(f"held out: {first.value:.3f} -> {last.value:.3f} {last.unit}")
+        output.show(str(run.evidence))
+        output.wrote(*paths)
+        output.json(run.to_json())

@@ -72,6 +72,8 @@ def prove(
         raise InvalidArgument("batch has 0 samples: a proof needs at least 1")
     if not dtypes:
         raise InvalidArgument("dtypes is empty: a proof needs at least one", hint="dtypes=(torch.float64,)")
+    if any(parameter.is_complex() for parameter in model.parameters()):
+        raise InvalidArgument("model has complex parameters: a proof compares real ones")
     sizes = default_splits(n) if splits is None else [parse_split(split, n) for split in splits]
     counters = counters_by_term(items)
     if isinstance(optimizer, torch.optim.Optimizer):
@@ -245,7 +247,7 @@ class _Watch:
 
     @staticmethod
     def _flat(tensors: list[Tensor]) -> Tensor:
-        return torch.cat([tensor.detach().flatten().to("cpu", torch.float64) for tensor in tensors])
+        return torch.cat([tensor.detach().to_dense().flatten().to("cpu", torch.float64) for tensor in tensors])
 
 
 @contextmanager

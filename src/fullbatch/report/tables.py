@@ -14,13 +14,13 @@ def proof_table(proof: Proof) -> Table:
     table = _table(
         "dtype",
         "split",
-        "max |diff| grad",
-        "rel diff grad",
-        "error",
+        "grad max diff",
+        "grad rel diff",
+        "grad error",
         "full batch's",
         "bound",
-        "max |diff| param",
-        "diff loss",
+        "param max diff",
+        "loss diff",
         "steps",
         "",
     )
@@ -47,9 +47,9 @@ def broken_table(loops: list[BrokenLoop]) -> Table:
         "update",
         "steps",
         "grad ratio",
-        "rel error grad",
-        "max |diff| param",
-        "rel diff param",
+        "grad rel diff",
+        "param max diff",
+        "param rel diff",
         "lr ratio",
         "",
     )
@@ -97,7 +97,8 @@ def curve_table(curve: Curve) -> Table:
 
 
 def _table(*columns: str) -> Table:
-    table = Table(box=box.SIMPLE, pad_edge=False, show_edge=False)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 1, 0, 0))
     for column in columns:
-        table.add_column(column, justify="left" if column in ("dtype", "split", "kind", "optimizer", "") else "right")
+        left = column in ("dtype", "split", "kind", "optimizer", "")
+        table.add_column(column, justify="left" if left else "right")
     return table
