@@ -351,10 +351,10 @@ def test_a_ready_micro_batch_without_samples_is_skipped():
 
 
 @pytest.mark.skipif(not hasattr(torch.Tensor, "grad_dtype"), reason="this torch has no Tensor.grad_dtype")
-@pytest.mark.parametrize("optimizer_class", [torch.optim.AdamW, torch.optim.SGD, torch.optim.Adafactor])
+@pytest.mark.parametrize("optimizer_class", ["AdamW", "SGD", "Adafactor"])
 def test_optimizers_step_bfloat16_weights_on_gradients_accumulated_in_float32(optimizer_class):
     model = tagger(dtype=torch.bfloat16)
-    optimizer = optimizer_class(model.parameters(), lr=0.1)
+    optimizer = getattr(torch.optim, optimizer_class)(model.parameters(), lr=0.1)
     step = Accumulator(
         model, optimizer, token_loss, items=tokens("labels"), micro_batch=1, accumulate_in=torch.float32, max_grad_norm=1.0
     )

@@ -215,7 +215,7 @@ def test_accumulate_in_must_be_a_floating_point_dtype(value):
 
 @pytest.mark.skipif(hasattr(torch.Tensor, "grad_dtype"), reason="this torch has Tensor.grad_dtype")
 def test_accumulate_in_says_which_torch_it_needs():
-    with pytest.raises(InvalidArgument, match=r"needs Tensor.grad_dtype.*torch>=2.10"):
+    with pytest.raises(InvalidArgument, match=r"(?s)needs Tensor.grad_dtype.*torch>=2.10"):
         make(model=tagger(dtype=torch.bfloat16), loss=token_loss, accumulate_in=torch.float32)
 
 

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
-from torch.optim.lr_scheduler import ReduceLROnPlateau
 
+from fullbatch.accumulate.arguments import check_max_grad_norm, check_micro_batch, check_optimizer, check_ranks, check_scheduler
 from fullbatch.accumulate.check import check_mean
 from fullbatch.accumulate.items import Counter, samples
 from fullbatch.accumulate.params import grads_in, no_hooked_step, trainable
@@ -21,7 +21,7 @@ from fullbatch.accumulate.sync import GradientSync
 from fullbatch.accumulate.terms import as_terms, counters_by_term, weights_by_term
 from fullbatch.accumulate.update import Update
 from fullbatch.accumulate.window import MicroBatch, Window
-from fullbatch.errors import InvalidArgument, LossError, OptimizerError
+from fullbatch.errors import LossError
 
 Loss = Callable[[Any, Any], "Tensor | Mapping[str, Tensor]"]
 """``loss(model, micro)``: the mean over the micro-batch's items, or a mapping of such means by term."""
@@ -81,11 +81,11 @@ class Accumulator:
         accumulate_in: torch.dtype | None = None,
         check: bool = True,
     ) -> None:
-        _check_micro_batch(micro_batch)
-        _check_max_grad_norm(max_grad_norm)
-        _check_optimizer(model, optimizer)
-        _check_scheduler(scheduler, optimizer)
-        _check_ranks(model)
+        check_micro_batch(micro_batch)
+        check_max_grad_norm(max_grad_norm)
+        check_optimizer(model, optimizer)
+        check_scheduler(scheduler, optimizer)
+        check_ranks(model)
         self.model = model
         self.optimizer = optimizer
         self.loss = loss
@@ -103,8 +103,6 @@ class Accumulator:
         self._sync = GradientSync(model)
         self._unchecked = check
         self._batch_norm = any(isinstance(module, _BatchNorm) for module in model.modules())
-        self._stepped = False
-        optimizer.register_step_post_hook(self._note_step)
         with grads_in(accumulate_in, self._params):
             pass  # an unusable accumulate_in is refused here, before any work
 
@@ -212,20 +210,21 @@ class Accumulator:
 
     def _step(self) -> str | None:
         """Step the optimizer; return why it did not."""
-        self._stepped = False
         if self.scaler is None:
             self.optimizer.step()
             return None
         scale = self.scaler.get_scale()
-        self.scaler.step(self.optimizer)
+        steps: list[bool] = []
+        hook = self.optimizer.register_step_post_hook(lambda *_: steps.append(True))
+        try:
+            self.scaler.step(self.optimizer)
+        finally:
+            hook.remove()
         self.scaler.update()
         # Fused optimizers are called in any case and look at found_inf themselves: the scale tells.
-        if self._stepped and self.scaler.get_scale() >= scale:
+        if steps and self.scaler.get_scale() >= scale:
             return None
         return f"the scaler found inf or NaN in the gradients at scale {scale:g}"
-
-    def _note_step(self, *_: Any) -> None:
-        self._stepped = True
 
     def _clear(self) -> None:
         for parameter in self._params:
@@ -244,88 +243,9 @@ class Accumulator:
 
 def _to_host(losses: Mapping[str, Tensor], norm: Tensor | None) -> tuple[dict[str, float], float | None]:
     """The window's numbers, with the one synchronisation that they need."""
-    tensors = [*losses.values()] + ([] if norm is None else [norm.to(next(iter(losses.values())).device)])
-    numbers = (
-        torch.stack([tensor.to(torch.promote_types(tensor.dtype, _widest(tensors))) for tensor in tensors]).tolist()
-        if tensors
-        else []
-    )
+    tensors = [*losses.values(), *(() if norm is None else (norm,))]
+    if not tensors:
+        return {}, None
+    dtype = torch.float64 if any(tensor.dtype == torch.float64 for tensor in tensors) else torch.float32
+    numbers = torch.stack([tensor.detach().to(tensors[0].device, dtype) for tensor in tensors]).tolist()
     return dict(zip(losses, numbers, strict=False)), None if norm is None else numbers[-1]
-
-
-def _widest(tensors: list[Tensor]) -> torch.dtype:
-    return torch.float64 if any(tensor.dtype == torch.float64 for tensor in tensors) else torch.float32
-
-
-def _check_micro_batch(micro_batch: Any) -> None:
-    if micro_batch is None or (isinstance(micro_batch, int) and not isinstance(micro_batch, bool) and micro_batch >= 1):
-        return
-    raise InvalidArgument(
-        f"micro_batch={micro_batch!r} must be a whole number of samples, at least 1",
-        hint="micro_batch=1 needs the least memory; leave it out to run the batch in one piece",
-    )
-
-
-def _check_max_grad_norm(max_grad_norm: Any) -> None:
-    if max_grad_norm is None or (isinstance(max_grad_norm, (int, float)) and max_grad_norm > 0):
-        return
-    raise InvalidArgument(
-        f"max_grad_norm={max_grad_norm!r} must be a number above 0",
-        hint="leave it out for no clipping; max_grad_norm=math.inf measures the norm without clipping",
-    )
-
-
-def _check_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    if not isinstance(model, nn.Module):
-        raise InvalidArgument(f"model is {type(model).__name__}: it must be a torch.nn.Module")
-    if not isinstance(optimizer, torch.optim.Optimizer):
-        raise OptimizerError(
-            f"optimizer is {type(optimizer).__name__}: it must be a torch.optim.Optimizer",
-            hint="optimizer=torch.optim.AdamW(model.parameters(), lr=1e-3)",
-        )
-    if isinstance(optimizer, torch.optim.LBFGS):
-        raise OptimizerError(
-            "optimizer is LBFGS, which asks for the loss several times a step: a window gives one gradient",
-            hint="use an optimizer that steps once on given gradients: SGD, AdamW, Adafactor, Muon, ...",
-        )
-    held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
-    names = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
-    missing = [name for name, parameter in model.named_parameters() if parameter.requires_grad and id(parameter) not in held]
-    if not names:
-        raise OptimizerError(
-            "model has no trainable parameter (requires_grad=True)", hint="call model.requires_grad_(True) or unfreeze a part"
-        )
-    if missing:
-        shown = ", ".join(missing[:3]) + (f" and {len(missing) - 3} more" if len(missing) > 3 else "")
-        whose = "none" if len(missing) == len(names) else f"{len(names) - len(missing)}"
-        raise OptimizerError(
-            f"optimizer holds {whose} of the model's {len(names)} trainable parameters; it lacks {shown}",
-            hint="make it from this model, after the model is wrapped or moved: AdamW(model.parameters(), ...); "
-            "freeze what is not to be trained: parameter.requires_grad_(False)",
-        )
-
-
-def _check_scheduler(scheduler: Any, optimizer: torch.optim.Optimizer) -> None:
-    if scheduler is None:
-        return
-    if isinstance(scheduler, ReduceLROnPlateau):
-        raise InvalidArgument(
-            "scheduler is ReduceLROnPlateau, whose step needs a metric that a window does not have",
-            hint="leave it out here and call scheduler.step(metric) after each evaluation",
-        )
-    if not callable(getattr(scheduler, "step", None)):
-        raise InvalidArgument(f"scheduler is {type(scheduler).__name__}: it must have a step() method")
-    if getattr(scheduler, "optimizer", optimizer) is not optimizer:
-        raise InvalidArgument(
-            "scheduler belongs to another optimizer", hint="make it from the optimizer given here: LambdaLR(optimizer, ...)"
-        )
-
-
-def _check_ranks(model: nn.Module) -> None:
-    distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
-    if distributed and torch.distributed.get_world_size() > 1 and hasattr(model, "no_sync"):
-        raise InvalidArgument(
-            f"model is {type(model).__name__} over {torch.distributed.get_world_size()} ranks: "
-            "this version accumulates in one process",
-            hint="items are not yet summed over ranks, and their mean of means would break the law of equal item weights",
-        )
