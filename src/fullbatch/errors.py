@@ -8,10 +8,13 @@ FullbatchError
 │   ├── OptimizerError             an optimizer that does not belong to the model
 │   └── TaskError                  a task that cannot be loaded or lacks a part
 ├── OutputError (OSError)          a file that cannot be written
-└── HookedStep (RuntimeError)      something stepped the weights in the middle of a window
+└── HookedStep (RuntimeError)      an optimizer steps in the middle of a window
 """
 
 from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
 
 
 class FullbatchError(Exception):
@@ -59,5 +62,14 @@ class OutputError(FullbatchError, OSError):
     """A file that cannot be written."""
 
 
+def not_one_of(argument: str, value: object, options: Iterable[str]) -> InvalidArgument:
+    """The error for ``value``, which is none of ``options``; its hint is the nearest of them."""
+    names = list(options)
+    near = difflib.get_close_matches(str(value), names, n=1)
+    return InvalidArgument(
+        f"{argument} {value}: must be one of {', '.join(names)}", hint=f"did you mean {near[0]}?" if near else None
+    )
+
+
 class HookedStep(FullbatchError, RuntimeError):
-    """Weights changed during a backward: something steps at every micro-batch."""
+    """An optimizer steps in the middle of a window: in a backward hook, or in the loss."""

@@ -1,10 +1,13 @@
 """What Accumulator does at a window's edges, and in which order."""
 
 import dataclasses
+import functools
+import gc
 import math
 import weakref
 from collections import namedtuple
 
+import numpy as np
 import pytest
 import torch
 from oracle import IGNORED, Recorder, flat_params, full_batch_grads, relative_error, tagger, token_batch, token_loss
@@ -363,3 +366,165 @@ def test_optimizers_step_bfloat16_weights_on_gradients_accumulated_in_float32(op
     assert not torch.equal(before, flat_params(model))
     token_loss(model, token_batch(2)).backward()  # outside, gradients are what they were
     assert model.mix.weight.grad.dtype == torch.bfloat16
+
+
+def test_a_loss_that_writes_into_its_micro_batch_changes_neither_the_check_nor_the_batch_object():
+    batch = regression(8)
+    right_model = linear()
+    halved = {"x": batch["x"] / 2, "y": batch["y"]}
+    right = full_batch_grads(right_model, square_loss, halved)
+
+    def rebinds(model, micro):
+        micro["x"] = micro["x"] / 2
+        return mse_loss(model(micro["x"]), micro.pop("y"))
+
+    model = linear()
+    optimizer = Recorder(model)
+    Accumulator(model, optimizer, rebinds, micro_batch=4)(batch)
+    assert relative_error(optimizer.grads[0], right) <= 1e-12
+    assert set(batch) == {"x", "y"}
+
+
+def test_the_check_leaves_the_tensors_of_the_batch_alone():
+    batch = regression(8)
+    seen = []
+
+    def in_place(model, micro):
+        seen.append(micro["x"].clone())
+        micro["x"].mul_(2)
+        return square_loss(model, micro)
+
+    model = linear()
+    original = batch["x"].clone()
+    Accumulator(model, Recorder(model), in_place, micro_batch=4)(batch)
+    assert torch.equal(seen[3], original[:4])  # the first real micro-batch, after the check's three
+
+
+def test_a_dataclass_with_cached_and_derived_values_derives_them_for_each_micro_batch():
+    @dataclasses.dataclass
+    class Rows:
+        x: torch.Tensor
+        y: torch.Tensor
+        n: int = dataclasses.field(init=False)
+
+        def __post_init__(self):
+            self.n = len(self.x)
+
+        @functools.cached_property
+        def size(self):
+            return len(self.x)
+
+    rows = regression(9)
+    batch = Rows(rows["x"], rows["y"])
+    assert batch.size == 9  # cached now
+
+    def loss(model, micro):
+        assert micro.n == micro.size == len(micro.x)
+        return (model(micro.x) - micro.y).square().sum() / micro.size
+
+    model = linear()
+    right = full_batch_grads(model, square_loss, rows)
+    optimizer = Recorder(model)
+    Accumulator(model, optimizer, loss, micro_batch=2)(batch)
+    assert relative_error(optimizer.grads[0], right) <= 1e-12
+
+
+def test_a_size_goes_whole_to_every_micro_batch_and_texts_are_split():
+    seen = []
+
+    def loss(model, micro):
+        seen.append((micro["size"], micro["names"]))
+        return square_loss(model, micro)
+
+    model = linear()
+    batch = regression(2) | {"size": (224, 224), "names": ("a", "b")}
+    Accumulator(model, Recorder(model), loss, micro_batch=1, check=False)(batch)
+    assert seen == [((224, 224), ("a",)), ((224, 224), ("b",))]
+
+
+def test_a_micro_batch_whose_loss_is_a_constant_counts_with_gradient_zero():
+    batch = regression(6)
+    batch["positive"] = torch.tensor([0, 0, 1, 1, 1, 1], dtype=torch.bool)
+
+    def loss(model, micro):
+        if not micro["positive"].any():
+            return torch.zeros((), dtype=torch.float64)
+        return (model(micro["x"]) * micro["positive"][:, None]).square().mean()
+
+    model = linear()
+    right = full_batch_grads(model, loss, batch)
+    optimizer = Recorder(model)
+    Accumulator(model, optimizer, loss, micro_batch=2, check=False)(batch)
+    assert relative_error(optimizer.grads[0], right) <= 1e-12
+
+
+def test_a_loss_that_is_a_parameter_is_reported_as_before_the_step():
+    model = nn.Module()
+    model.t = nn.Parameter(torch.tensor(1.0))
+    step = Accumulator(model, torch.optim.SGD(model.parameters(), lr=0.1), lambda m, b: m.t, check=False)
+    assert step(torch.zeros(3)).loss == 1.0
+
+
+def test_an_error_at_the_step_does_not_leave_the_scaler_stuck():
+    model = linear().float()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
+    step = Accumulator(model, optimizer, square_loss, micro_batch=2, scaler=scaler, max_grad_norm=1.0)
+    batch = {key: value.float() for key, value in regression(6).items()}
+
+    def fail(*_):
+        raise KeyboardInterrupt
+
+    hook = optimizer.register_step_pre_hook(fail)
+    with pytest.raises(KeyboardInterrupt):
+        step(batch)
+    hook.remove()
+    assert step(batch).skipped is None
+    assert scaler.get_scale() == 2.0**10
+
+
+def test_nothing_stays_on_the_optimizer():
+    model = linear().float()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
+    step = Accumulator(model, optimizer, square_loss, micro_batch=2, scaler=scaler)
+    step({key: value.float() for key, value in regression(6).items()})
+    gone = weakref.ref(step)
+    del step
+    gc.collect()
+    assert gone() is None
+
+
+def test_the_check_does_not_run_a_modules_own_eval():
+    """As LoRA layers do, which merge their weights on eval."""
+
+    class Merges(nn.Linear):
+        def train(self, mode=True):
+            raise AssertionError("train() was called")
+
+    model = Merges(3, 1).double()
+    Accumulator(model, Recorder(model), square_loss, micro_batch=2)(regression(6))
+    assert model.training
+
+
+def test_buffers_that_the_model_replaces_are_as_before_the_check():
+    class Counts(nn.Linear):
+        def __init__(self):
+            super().__init__(3, 1)
+            self.register_buffer("n", torch.zeros(()))
+
+        def forward(self, x):
+            self.n = self.n + 1
+            return super().forward(x)
+
+    model = Counts().double()
+    Accumulator(model, Recorder(model), square_loss, micro_batch=2)(regression(6))
+    assert model.n == 3
+
+
+@pytest.mark.parametrize("counter", [lambda micro: np.int64(2), lambda micro: np.float32(2), lambda micro: np.array(2)])
+def test_counters_may_return_numpy_numbers(counter):
+    model = linear()
+    assert Accumulator(model, Recorder(model), square_loss, items=counter, micro_batch=2, check=False)(regression(6)).items == {
+        "loss": 6
+    }

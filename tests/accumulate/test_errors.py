@@ -1,6 +1,7 @@
 """Wrong use names the argument, the value, the rule and a fix."""
 
 import warnings
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -84,13 +85,13 @@ def test_a_micro_batchs_samples_must_be_a_whole_number(samples_):
 @pytest.mark.parametrize(
     ("loss", "told"),
     [
-        (lambda m, b: mse_loss(m(b["x"]), b["y"], reduction="none"), r"a tensor of shape \(8, 1\)"),
+        (lambda m, b: mse_loss(m(b["x"]), b["y"], reduction="none"), r"a tensor of shape \(8, 1\), torch.float32"),
         (lambda m, b: square_loss(m, b).item(), "float"),
         (lambda m, b: None, "NoneType"),
     ],
 )
 def test_a_loss_that_is_no_scalar_tensor_is_refused(loss, told):
-    with pytest.raises(LossError, match=f"the loss returned {told}: it must be a scalar tensor, the mean over"):
+    with pytest.raises(LossError, match=f"the loss returned {told}: it must be a scalar floating-point tensor, the mean over"):
         make(loss)(rows())
 
 
@@ -219,8 +220,10 @@ def test_accumulate_in_says_which_torch_it_needs():
         make(model=tagger(dtype=torch.bfloat16), loss=token_loss, accumulate_in=torch.float32)
 
 
-def test_an_optimizer_in_a_backward_hook_is_refused():
+@pytest.mark.parametrize("micro_batch", [2, 8])
+def test_an_optimizer_in_a_backward_hook_is_refused_before_it_steps(micro_batch):
     model = linear()
+    before = model.weight.clone()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 
     def step_and_clear(parameter):
@@ -229,8 +232,133 @@ def test_an_optimizer_in_a_backward_hook_is_refused():
 
     for parameter in model.parameters():
         parameter.register_post_accumulate_grad_hook(step_and_clear)
-    with pytest.raises(HookedStep, match=r"(?s)at every micro-batch.*register_post_accumulate_grad_hook"):
-        make(model=model, optimizer=optimizer, micro_batch=2)(rows())
+    with pytest.raises(HookedStep, match=r"(?s)SGD steps inside the window.*register_post_accumulate_grad_hook"):
+        make(model=model, optimizer=optimizer, micro_batch=micro_batch, check=False)(rows())
+    assert torch.equal(before, model.weight)
+
+
+def test_a_hook_that_takes_the_gradients_is_refused():
+    model = linear()
+
+    def update_by_hand(parameter):
+        parameter.data.add_(parameter.grad, alpha=-0.1)
+        parameter.grad = None
+
+    for parameter in model.parameters():
+        parameter.register_post_accumulate_grad_hook(update_by_hand)
+    with pytest.raises(HookedStep, match="no parameter has a gradient after backward"):
+        make(model=model, micro_batch=2)(rows())
+
+
+def test_a_step_in_the_loss_is_refused():
+    model = linear()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def loss(model, micro):
+        optimizer.step()
+        return square_loss(model, micro)
+
+    with pytest.raises(HookedStep, match="steps inside the window"):
+        make(loss, model, optimizer, micro_batch=2, check=False)(rows())
+
+
+def test_another_models_step_inside_the_window_is_its_own_affair():
+    other = linear()
+    theirs = torch.optim.SGD(other.parameters(), lr=0.1)
+
+    def loss(model, micro):
+        theirs.step()
+        return square_loss(model, micro)
+
+    assert make(loss, micro_batch=2)(rows()).index == 1
+
+
+def test_a_model_that_renormalises_its_embedding_in_the_forward_is_not_taken_for_a_hooked_step():
+    model = nn.Embedding(5, 3, max_norm=0.5)
+    make(lambda m, b: m(b).square().mean(), model, micro_batch=2)(torch.arange(5))
+
+
+def test_a_loss_that_runs_backward_itself_is_told():
+    def loss(model, micro):
+        value = square_loss(model, micro)
+        value.backward(retain_graph=True)
+        return value
+
+    with pytest.raises(LossError, match="ran backward itself"):
+        make(loss, micro_batch=2, check=False)(rows())
+
+
+@pytest.mark.parametrize(
+    ("loss", "told"),
+    [
+        (nn.MSELoss(), r"loss is MSELoss, which takes outputs and targets: it must be loss\(model, micro\)"),
+        ("mse", "loss is str: it must be a function"),
+        (lambda model: None, r"loss cannot be called as loss\(model, micro\)"),
+        (
+            lambda model, micro, extra: None,
+            r"loss cannot be called as loss\(model, micro\): missing a required argument: 'extra'",
+        ),
+    ],
+)
+def test_the_loss_must_be_a_function_of_model_and_micro_batch(loss, told):
+    with pytest.raises(InvalidArgument, match=told):
+        make(loss)
+
+
+def test_a_layer_added_later_must_be_the_optimizers_too_and_is_then_trained_rightly():
+    model = nn.Sequential(linear())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    step = make(lambda m, b: m(b["x"]).square().mean(), model, optimizer, micro_batch=3, max_grad_norm=float("inf"))
+    batch = rows()
+    step(batch)
+    model.append(nn.Linear(1, 1))
+    with pytest.raises(OptimizerError, match=r"it lacks 1\.weight"):
+        step(batch)
+    optimizer.add_param_group({"params": model[1].parameters()})
+    norms = [step(batch).grad_norm for _ in range(3)]
+    assert norms[0] == norms[1] == norms[2]  # nothing is left from the window before
+
+
+def test_a_data_loader_is_told_to_be_looped_over():
+    loader = torch.utils.data.DataLoader([torch.zeros(3)] * 8, batch_size=4)
+    with pytest.raises(
+        BatchError, match=r"(?s)batch is a DataLoader: a call makes one update.*for batch in loader: step\(batch\)"
+    ):
+        make()(loader)
+
+
+def test_a_ready_micro_batch_larger_than_asked_for_is_refused():
+    with pytest.raises(BatchError, match="a ready micro-batch has 8 samples, more than micro_batch=4"):
+        make(micro_batch=4)(iter([rows(8)]))
+
+
+def test_an_object_that_hides_tensors_is_refused_rather_than_given_whole():
+    with pytest.raises(BatchError, match=r"batch\['extra'\] is a SimpleNamespace, which holds tensors but cannot be split"):
+        make()(rows() | {"extra": SimpleNamespace(t=torch.zeros(8))})
+
+
+@pytest.mark.parametrize("weights", [{"loss": float("nan")}, {"loss": "2"}, {"loss": torch.tensor(1.0)}, 2.0])
+def test_weights_must_be_finite_numbers(weights):
+    with pytest.raises(InvalidArgument, match="weights"):
+        make(weights=weights)
+
+
+def test_items_without_labels_is_told():
+    with pytest.raises(InvalidArgument, match=r'(?s)items=tokens names no labels.*items=tokens\("labels"\)'):
+        make(items=tokens)
+
+
+def test_a_scaler_must_be_one():
+    with pytest.raises(InvalidArgument, match=r"scaler is bool, which has no scale\(\)"):
+        make(scaler=True)
+
+
+@pytest.mark.skipif(not hasattr(torch.Tensor, "grad_dtype"), reason="this torch has no Tensor.grad_dtype")
+def test_accumulating_in_less_than_the_weights_have_is_refused():
+    with pytest.raises(
+        InvalidArgument, match=r"accumulate_in=torch\.bfloat16 is narrower than the weights, which have torch\.float32"
+    ):
+        make(accumulate_in=torch.bfloat16)
 
 
 @pytest.mark.parametrize(

@@ -5,23 +5,31 @@ from __future__ import annotations
 import math
 import time
 import warnings
-from collections.abc import Callable, Mapping
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from fullbatch.accumulate.arguments import check_max_grad_norm, check_micro_batch, check_optimizer, check_ranks, check_scheduler
+from fullbatch.accumulate.arguments import (
+    check_loss,
+    check_max_grad_norm,
+    check_micro_batch,
+    check_optimizer,
+    check_ranks,
+    check_scaler,
+    check_scheduler,
+)
 from fullbatch.accumulate.check import check_mean
 from fullbatch.accumulate.items import Counter, samples
-from fullbatch.accumulate.params import grads_in, no_hooked_step, trainable
+from fullbatch.accumulate.params import check_grad_dtype, grads_in, no_hooked_step, trainable
 from fullbatch.accumulate.sync import GradientSync
 from fullbatch.accumulate.terms import as_terms, counters_by_term, weights_by_term
 from fullbatch.accumulate.update import Update
 from fullbatch.accumulate.window import MicroBatch, Window
-from fullbatch.errors import LossError
+from fullbatch.errors import HookedStep, LossError
 
 Loss = Callable[[Any, Any], "Tensor | Mapping[str, Tensor]"]
 """``loss(model, micro)``: the mean over the micro-batch's items, or a mapping of such means by term."""
@@ -81,6 +89,8 @@ class Accumulator:
         accumulate_in: torch.dtype | None = None,
         check: bool = True,
     ) -> None:
+        check_loss(loss, model)
+        check_scaler(scaler)
         check_micro_batch(micro_batch)
         check_max_grad_norm(max_grad_norm)
         check_optimizer(model, optimizer)
@@ -103,8 +113,7 @@ class Accumulator:
         self._sync = GradientSync(model)
         self._unchecked = check
         self._batch_norm = any(isinstance(module, _BatchNorm) for module in model.modules())
-        with grads_in(accumulate_in, self._params):
-            pass  # an unusable accumulate_in is refused here, before any work
+        check_grad_dtype(accumulate_in, self._params)
 
     def __call__(self, batch: Any) -> Update:
         """Make one update from ``batch``.
@@ -119,11 +128,12 @@ class Accumulator:
         Raises:
             BatchError: The batch cannot be split or counted.
             LossError: The loss is not a scalar mean over the items.
-            HookedStep: Something stepped the weights inside the window.
+            HookedStep: An optimizer is about to step inside the window.
 
-        An exception leaves no gradients behind, and no update.
+        An exception leaves no gradients behind, and no update (one of the scheduler's comes after the update).
         """
         started = time.perf_counter()
+        self._look_for_new_parameters()
         window = Window.of(batch, self.micro_batch, self.counters)
         work = window.with_items
         if self._unchecked and work:
@@ -158,42 +168,69 @@ class Accumulator:
             seconds=time.perf_counter() - started,
         )
 
-    def _update(self, window: Window, work: list[MicroBatch]) -> tuple[dict[str, Tensor], Tensor | None, str | None]:
+    def _update(
+        self, window: Window, work: Sequence[tuple[MicroBatch, Mapping[str, float]]]
+    ) -> tuple[dict[str, Tensor], Tensor | None, str | None]:
         losses: dict[str, Tensor] = {}
+        graphs = 0
         with grads_in(self.accumulate_in, self._params) as round_grads:
-            for position, micro in enumerate(work):
-                last = position == len(work) - 1
-                # The first of several tells whether something steps in between.
-                guard = no_hooked_step(self._params) if position == 0 and not last else nullcontext()
-                with self._sync.micro_batch(last=last), guard:
-                    self._forward_backward(micro, window.items, losses)
-            norm = self._clip()
-            round_grads()
-            return losses, norm, self._step()
+            with no_hooked_step(self._params):
+                for position, (micro, items) in enumerate(work):
+                    with self._sync.micro_batch(last=position == len(work) - 1):
+                        graphs += self._forward_backward(micro, items, window.items, losses, first=position == 0)
+            if not graphs:
+                raise LossError(
+                    "the loss returned a tensor without a graph: no parameter was used, or it was detached",
+                    hint="return the loss itself, not loss.detach() or torch.tensor(loss.item()), and do not run under no_grad",
+                )
+            if all(parameter.grad is None for parameter in self._params):
+                raise HookedStep(
+                    "no parameter has a gradient after backward: a hook takes them away, at every micro-batch",
+                    hint="remove the optimizer from register_post_accumulate_grad_hook: Accumulator steps once a window",
+                )
+            with self._scaler_state():
+                norm = self._clip()
+                round_grads()
+                return losses, norm, self._step()
 
-    def _forward_backward(self, micro: MicroBatch, items: Mapping[str, float], losses: dict[str, Tensor]) -> None:
-        total = self._weighted(as_terms(self.loss(self.model, micro.data), self.counters), micro, items, losses)
+    def _forward_backward(
+        self,
+        micro: MicroBatch,
+        items: Mapping[str, float],
+        all_items: Mapping[str, float],
+        losses: dict[str, Tensor],
+        *,
+        first: bool,
+    ) -> bool:
+        """Add ``micro``'s part of the gradient; return whether it had a graph (a constant has none)."""
+        terms = as_terms(self.loss(self.model, micro.data), self.counters)
+        if first and any(parameter.grad is not None for parameter in self._params):
+            raise LossError("the loss ran backward itself", hint="return the loss; Accumulator runs backward with its weight")
+        total = self._weighted(terms, items, all_items, losses)
+        del terms
         if not total.requires_grad:
-            raise LossError(
-                "the loss returned a tensor without a graph: no parameter was used, or it was detached",
-                hint="return the loss itself, not loss.detach() or torch.tensor(loss.item()), and do not run under no_grad",
-            )
+            return False
         (total if self.scaler is None else self.scaler.scale(total)).backward()
+        return True
 
     def _weighted(
-        self, terms: dict[str, Tensor], micro: MicroBatch, items: Mapping[str, float], losses: dict[str, Tensor]
+        self,
+        terms: Mapping[str, Tensor],
+        items: Mapping[str, float],
+        all_items: Mapping[str, float],
+        losses: dict[str, Tensor],
     ) -> Tensor:
-        """``micro``'s part of the window's loss; each term's part is added to ``losses``, without a graph."""
+        """A micro-batch's part of the window's loss; each term's part is added to ``losses``, without a graph."""
         total: Tensor | None = None
         for term, mean in terms.items():
-            if not micro.items[term]:
+            if not items[term]:
                 continue  # a mean over nothing: 0/0 in many losses
-            share = micro.items[term] / items[term]
+            share = items[term] / all_items[term]
             factor = self.weights[term] * share
             part = mean if factor == 1 else mean * factor
             total = part if total is None else total + part
             if share == 1:  # the only micro-batch with items of this term
-                losses[term] = mean.detach()
+                losses[term] = mean.detach().clone() if mean.is_leaf else mean.detach()  # a leaf may be stepped
                 continue
             if term not in losses:
                 losses[term] = torch.zeros_like(mean, dtype=torch.promote_types(mean.dtype, torch.float32), requires_grad=False)
@@ -226,11 +263,29 @@ class Accumulator:
             return None
         return f"the scaler found inf or NaN in the gradients at scale {scale:g}"
 
+    @contextmanager
+    def _scaler_state(self) -> Iterator[None]:
+        """After an error inside, the scaler has forgotten that it unscaled."""
+        try:
+            yield
+        except BaseException:
+            if self.scaler is not None:
+                self.scaler.update(new_scale=self.scaler.get_scale())
+            raise
+
+    def _look_for_new_parameters(self) -> None:
+        """Layers may be added or unfrozen between windows; the optimizer must hold them too."""
+        parameters = trainable(self.model, self.optimizer)
+        if list(map(id, parameters)) != list(map(id, self._params)):
+            check_optimizer(self.model, self.optimizer)
+            check_grad_dtype(self.accumulate_in, parameters)
+            self._params = parameters
+
     def _clear(self) -> None:
         for parameter in self._params:
             parameter.grad = None
 
-    def _warn_of_batch_norm(self, work: list[MicroBatch]) -> None:
+    def _warn_of_batch_norm(self, work: Sequence[Any]) -> None:
         if self._batch_norm and len(work) > 1:
             if any(isinstance(module, _BatchNorm) and module.training for module in self.model.modules()):
                 warnings.warn(

@@ -2,15 +2,15 @@
 
 A batch is a tensor, or mappings, tuples, lists and dataclasses of tensors at any depth
 (dict, NamedTuple, transformers' BatchEncoding). Dimension 0 of every tensor is the sample.
-A list or tuple of plain values, one a sample (ids, texts), is split like a tensor.
-Everything else (a flag, a 0-dimensional tensor, None) goes whole to each micro-batch.
+A list of plain values, one a sample (ids, texts), is split like a tensor, and so is a tuple of texts.
+Everything else (a flag, a size such as (224, 224), a 0-dimensional tensor, None) goes whole to each micro-batch.
 """
 
 from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
 from typing import Any
 
@@ -31,6 +31,11 @@ def batch_size(batch: Any) -> int:
         BatchError: Two tensors differ in length, or no tensor has a dimension 0.
     """
     lengths = [(path, len(leaf)) for path, leaf in _leaves(batch) if _is_array(leaf) and leaf.ndim]
+    if not lengths and isinstance(batch, Iterable) and not isinstance(batch, (str, bytes, list, tuple, Mapping)):
+        raise BatchError(
+            f"batch is {_describe(batch)}: a call makes one update from one batch",
+            hint="for batch in loader: step(batch)",
+        )
     if not lengths:
         raise BatchError(
             f"batch is {_describe(batch)}, which holds no tensor with a dimension 0 to split",
@@ -67,10 +72,17 @@ def slices(batch: Any, sizes: Sequence[int]) -> list[Any]:
     def parts(leaf: Any) -> Sequence[Any]:
         if isinstance(leaf, Tensor):
             return leaf.split(list(sizes)) if leaf.ndim else [leaf] * len(sizes)
-        one_a_sample = leaf.ndim > 0 if _is_array(leaf) else isinstance(leaf, (list, tuple)) and len(leaf) == samples
+        one_a_sample = leaf.ndim > 0 if _is_array(leaf) else _one_a_sample(leaf, samples)
         return [leaf[a:b] if one_a_sample else leaf for a, b in zip(starts, stops, strict=True)]
 
-    columns = [parts(leaf) for _, leaf in _leaves(batch)]
+    leaves = _leaves(batch)
+    for path, leaf in leaves:
+        if _hides_tensors(leaf):
+            raise BatchError(
+                f"{path} is {_describe(leaf)}, which holds tensors but cannot be split",
+                hint="use dicts, tuples, lists or dataclasses; or cut it: step(iter([MicroBatch(data, samples=n), ...]))",
+            )
+    columns = [parts(leaf) for _, leaf in leaves]
     return [_refill(batch, iter(row)) for row in zip(*columns, strict=True)] if sizes else []
 
 
@@ -91,11 +103,12 @@ def map_leaves(function: Callable[[Any, str], Any], node: Any, path: str = "batc
     if isinstance(node, Mapping):
         return _same_mapping(node, {key: map_leaves(function, value, f"{path}[{key!r}]") for key, value in node.items()})
     if dataclasses.is_dataclass(node) and not isinstance(node, type):
-        rebuilt = copy.copy(node)
-        for field in dataclasses.fields(node):
-            value = map_leaves(function, getattr(node, field.name), f"{path}.{field.name}")
-            object.__setattr__(rebuilt, field.name, value)  # frozen dataclasses too
-        return rebuilt
+        values = {
+            field.name: map_leaves(function, getattr(node, field.name), f"{path}.{field.name}")
+            for field in dataclasses.fields(node)
+            if field.init  # the others follow from these, in __post_init__
+        }
+        return dataclasses.replace(node, **values)
     if isinstance(node, (list, tuple)) and _holds_arrays(node):
         if hasattr(node, "_fields"):
             names = node._fields
@@ -107,19 +120,25 @@ def map_leaves(function: Callable[[Any, str], Any], node: Any, path: str = "batc
 
 def _leaves(batch: Any) -> list[tuple[str, Any]]:
     found: list[tuple[str, Any]] = []
-    map_leaves(lambda leaf, path: found.append((path, leaf)), batch)
+
+    def keep(leaf: Any, path: str) -> Any:
+        found.append((path, leaf))
+        return leaf
+
+    map_leaves(keep, batch)
     return found
 
 
 def _same_mapping(node: Mapping[Any, Any], values: dict[Any, Any]) -> Any:
     if type(node) is dict:
         return values
-    rebuilt = copy.copy(node)
     try:
+        rebuilt = copy.copy(node)
         rebuilt.update(values)  # type: ignore[attr-defined]  # mutable mappings keep their type
+        kept = all(rebuilt[key] is value for key, value in values.items())
     except (AttributeError, TypeError):
-        return values
-    return rebuilt
+        kept = False
+    return rebuilt if kept else values
 
 
 def _is_array(leaf: Any) -> bool:
@@ -131,6 +150,20 @@ def _holds_arrays(node: Any) -> bool:
     if isinstance(node, (list, tuple)):
         return any(_holds_arrays(part) for part in node)
     return any(_is_array(leaf) for _, leaf in _leaves(node))
+
+
+def _one_a_sample(leaf: Any, samples: int) -> bool:
+    if isinstance(leaf, tuple) and all(isinstance(part, (int, float)) for part in leaf):
+        return False  # a size
+    return isinstance(leaf, (list, tuple)) and len(leaf) == samples
+
+
+def _hides_tensors(leaf: Any) -> bool:
+    """Whether ``leaf`` is an object of another kind that holds tensors (a deque, a namespace, a class of one's own)."""
+    if leaf is None or _is_array(leaf) or isinstance(leaf, (list, tuple, str, bytes, int, float)):
+        return False
+    held = [*getattr(leaf, "__dict__", {}).values(), *(leaf if isinstance(leaf, Collection) else ())]
+    return any(isinstance(part, Tensor) for part in held)
 
 
 def _describe(value: Any) -> str:

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fullbatch.accumulate.batch import slices
-from fullbatch.accumulate.items import Counter, count
+from fullbatch.accumulate.batch import map_tensors, slices
+from fullbatch.accumulate.items import Counter, LabelledTokens, count
 from fullbatch.accumulate.rng import same_rng_after
 from fullbatch.accumulate.terms import as_terms
 from fullbatch.accumulate.window import Window
@@ -26,7 +26,7 @@ def check_mean(
     window: Window,
     batch: Any,
 ) -> bool:
-    """Compare the loss of some samples with that of their halves; return whether it could be done.
+    """Compare the loss of some samples with that of their halves; return whether that settles it.
 
     A mean over n = a + b items is ``(a * mean_a + b * mean_b) / n``; a sum is ``sum_a + sum_b``.
 
@@ -42,12 +42,13 @@ def check_mean(
     data, samples = whole
     sizes = [samples // 2, samples - samples // 2]
     try:
-        parts = [data, *slices(data, sizes)]
+        # Copies: a loss may write into its micro-batch.
+        parts = [map_tensors(torch.clone, part) for part in (data, *slices(data, sizes))]
         items = count(counters, parts)
         with _undisturbed(model), torch.no_grad():
             values = [as_terms(loss(model, part), counters) for part in parts]
     except Exception:  # whatever it is, the window itself meets it next, and says so
-        return False
+        return True
     done = False
     for term in counters:
         n, a, b = (row[term] for row in items)
@@ -70,15 +71,22 @@ def check_mean(
         warnings.warn(
             f"the loss ({term}) is {total:.6g} on {samples} samples with {n} items, but its halves give "
             f"({a} * {first:.6g} + {b} * {second:.6g}) / {n} = {(a * first + b * second) / n:.6g}. "
-            'It is a mean over other items (items=tokens("labels")?), looks at several samples at once, or is random: '
-            "the update may not be the full batch's. fullbatch.prove(...) measures it; check=False turns this test off.",
+            f"It is a mean over other items ({_suggestion(counters[term])}?), a sum of several means (return a dict of them), "
+            "looks at several samples at once, or is random: the update may not be the full batch's. "
+            "fullbatch.prove(...) measures it; check=False turns this test off.",
             stacklevel=4,
         )
     return done
 
 
+def _suggestion(counter: Counter) -> str:
+    if isinstance(counter, LabelledTokens):
+        return f"shift={not counter.shift}, or another ignore_index than {counter.ignore_index}"
+    return 'items=tokens("labels")'
+
+
 def _some_samples(window: Window, batch: Any) -> tuple[Any, int] | None:
-    for micro in window.with_items:
+    for micro, _ in window.with_items:
         if micro.samples >= 2:
             return micro.data, micro.samples
     if isinstance(batch, Iterator) or window.samples < 2:
@@ -89,17 +97,20 @@ def _some_samples(window: Window, batch: Any) -> tuple[Any, int] | None:
 @contextmanager
 def _undisturbed(model: nn.Module) -> Iterator[None]:
     """Evaluation mode inside; modes, buffers and random numbers are as before afterwards."""
+    # The attribute and not eval(): a module's own eval may merge or move weights.
     modes = [(module, module.training) for module in model.modules()]
-    buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
+    buffers = [(module, name, b, b.clone()) for module in model.modules() for name, b in module.named_buffers(recurse=False)]
     try:
         with same_rng_after(model):
-            model.eval()
+            for module, _ in modes:
+                module.training = False
             yield
     finally:
         for module, training in modes:
             module.training = training
         with torch.no_grad():
-            for buffer, saved in buffers:
+            for module, name, buffer, saved in buffers:
+                setattr(module, name, buffer)  # it may have been replaced
                 buffer.copy_(saved)
 
 

@@ -104,8 +104,10 @@ def count(counters: Mapping[str, Counter], micro_batches: list[Any]) -> list[dic
 
 
 def _one_number(term: str, value: Any) -> int | float | Tensor:
-    if isinstance(value, Tensor) and value.numel() == 1 and not value.is_complex():
+    if isinstance(value, Tensor) and value.numel() == 1 and not value.is_complex() and value.dtype != torch.bool:
         return value.item() if value.is_cpu else value  # others wait, to be fetched together
+    if getattr(value, "shape", None) == () and not isinstance(value, Tensor):
+        value = value.item()  # NumPy's scalars and 0-dimensional arrays
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         return value
     shown = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else repr(value)

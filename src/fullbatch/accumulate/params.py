@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from fullbatch.errors import DtypeNotSupported, HookedStep, InvalidArgument
 
@@ -17,60 +19,81 @@ def trainable(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[Tensor
     return list(dict.fromkeys([*held, *model.parameters()]))
 
 
+def check_grad_dtype(dtype: torch.dtype | None, parameters: Sequence[Tensor]) -> None:
+    """Whether gradients of ``parameters`` can be summed in ``dtype``; ``None`` is their own.
+
+    Raises:
+        InvalidArgument: ``dtype`` is no floating-point dtype, or narrower than a parameter's.
+        DtypeNotSupported: This torch cannot do it.
+    """
+    if dtype is None:
+        return
+    if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
+        raise InvalidArgument(f"accumulate_in={dtype!r} must be a floating-point dtype", hint="accumulate_in=torch.float32")
+    for parameter in parameters:
+        if parameter.is_floating_point() and torch.finfo(parameter.dtype).bits > torch.finfo(dtype).bits:
+            raise InvalidArgument(
+                f"accumulate_in={dtype} is narrower than the weights, which have {parameter.dtype}",
+                hint="it is there to sum in more precision than the weights have: accumulate_in=torch.float32 under bfloat16",
+            )
+    if _narrower(parameters, dtype) and not hasattr(Tensor, "grad_dtype"):
+        raise DtypeNotSupported(
+            f"accumulate_in={dtype} needs Tensor.grad_dtype, which torch {torch.__version__} lacks",
+            hint="pip install 'torch>=2.10', or keep the weights in float32 and use autocast",
+        )
+
+
 @contextmanager
 def grads_in(dtype: torch.dtype | None, parameters: Sequence[Tensor]) -> Iterator[Callable[[], None]]:
     """Gradients accumulate in ``dtype`` inside; the yielded function rounds them for the step.
 
     Args:
         dtype: ``None`` leaves every gradient in its parameter's dtype.
-        parameters: Those whose dtype differs are changed (torch's ``Tensor.grad_dtype``) and
-            changed back at the end.
-
-    Raises:
-        InvalidArgument: ``dtype`` is no floating-point dtype.
-        DtypeNotSupported: This torch cannot do it.
+        parameters: Those that are narrower are changed (torch's ``Tensor.grad_dtype``) and changed back at the end.
     """
-    if dtype is None:
-        yield lambda: None
-        return
-    if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
-        raise InvalidArgument(f"accumulate_in={dtype!r} must be a floating-point dtype", hint="accumulate_in=torch.float32")
-    others = [parameter for parameter in parameters if parameter.requires_grad and parameter.dtype != dtype]
-    if others and not hasattr(Tensor, "grad_dtype"):
-        raise DtypeNotSupported(
-            f"accumulate_in={dtype} needs Tensor.grad_dtype, which torch {torch.__version__} lacks",
-            hint="pip install 'torch>=2.10', or keep the weights in float32 and use autocast",
-        )
+    narrower = [] if dtype is None else _narrower(parameters, dtype)
+    before = [parameter.grad_dtype for parameter in narrower]
 
     def round_grads() -> None:
-        for parameter in others:  # one by one: never both copies of all gradients
+        for parameter in narrower:  # one by one: never both copies of all gradients
             grad, parameter.grad = parameter.grad, None
             parameter.grad_dtype = parameter.dtype
             parameter.grad = None if grad is None else grad.to(parameter.dtype)
 
-    for parameter in others:
-        parameter.grad = None
-        parameter.grad_dtype = dtype
     try:
+        for parameter in narrower:
+            parameter.grad = None
+            parameter.grad_dtype = dtype
         yield round_grads
     finally:
-        for parameter in others:
+        for parameter, own in zip(narrower, before, strict=True):
             parameter.grad = None
-            parameter.grad_dtype = parameter.dtype
+            parameter.grad_dtype = own
+
+
+def _narrower(parameters: Sequence[Tensor], dtype: torch.dtype) -> list[Tensor]:
+    return [p for p in parameters if p.requires_grad and p.is_floating_point() and p.dtype != dtype]
 
 
 @contextmanager
 def no_hooked_step(parameters: Sequence[Tensor]) -> Iterator[None]:
-    """Raise if a parameter is changed inside: an optimizer in a backward hook steps at every micro-batch.
+    """Inside, no optimizer may step one of ``parameters``: in a backward hook or in the loss it would step too often.
 
-    ``Tensor._version`` counts in-place changes. torch keeps it private; the test
-    ``test_an_optimizer_in_a_backward_hook_is_refused`` tells when it goes.
+    Raises:
+        HookedStep: One is about to; its step is not made.
     """
-    before = [parameter._version for parameter in parameters]
-    yield
-    if before != [parameter._version for parameter in parameters]:
-        raise HookedStep(
-            "weights changed in the first of several micro-batches: something steps in a hook or in the loss, "
-            "at every micro-batch (the change has happened)",
-            hint="remove the optimizer from register_post_accumulate_grad_hook: Accumulator steps once a window",
-        )
+    ours = set(map(id, parameters))
+
+    def refuse(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        if any(id(parameter) in ours for group in optimizer.param_groups for parameter in group["params"]):
+            raise HookedStep(
+                f"{type(optimizer).__name__} steps inside the window, in a hook or in the loss: at every micro-batch",
+                hint="Accumulator steps once a window: take the step out of the loss, or the optimizer out of "
+                "register_post_accumulate_grad_hook",
+            )
+
+    hook = register_optimizer_step_pre_hook(refuse)
+    try:
+        yield
+    finally:
+        hook.remove()

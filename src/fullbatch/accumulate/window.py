@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from fullbatch.accumulate.batch import batch_size, slices
@@ -24,7 +24,6 @@ class MicroBatch:
 
     data: Any
     samples: int
-    items: Mapping[str, int | float] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
         if isinstance(self.samples, bool) or not isinstance(self.samples, int) or self.samples < 0:
@@ -33,9 +32,10 @@ class MicroBatch:
 
 @dataclass(frozen=True, eq=False)
 class Window:
-    """The micro-batches of one update and the items of them all, by term of the loss."""
+    """The micro-batches of one update, the items of each and of them all, by term of the loss."""
 
     micro_batches: tuple[MicroBatch, ...]
+    counts: tuple[Mapping[str, int | float], ...]
     items: Mapping[str, int | float]
 
     @classmethod
@@ -45,22 +45,17 @@ class Window:
         Args:
             batch: A nesting of tensors, or an iterator of such nestings or of :class:`MicroBatch`.
             micro_batch: Samples of a micro-batch; the last one may be smaller. ``None``: one
-                micro-batch holds all. Not used for ready micro-batches.
+                micro-batch holds all. Ready micro-batches may not be larger.
             counters: Counter of items of each term of the loss.
         """
-        parts = [_ready(micro) for micro in batch] if isinstance(batch, Iterator) else split(batch, micro_batch)
-        counted: list[dict[str, int | float]] = [{} for _ in parts]
+        parts = [_ready(micro, micro_batch) for micro in batch] if isinstance(batch, Iterator) else split(batch, micro_batch)
         # A micro-batch that says its samples is not asked for them again.
-        for row, part in zip(counted, parts, strict=True):
-            row.update({term: part.samples for term, counter in counters.items() if counter is samples})
         others = {term: counter for term, counter in counters.items() if counter is not samples}
-        for row, numbers in zip(counted, count(others, [part.data for part in parts]), strict=True):
-            row.update(numbers)
-        micro_batches = tuple(
-            MicroBatch(part.data, part.samples, {term: row[term] for term in counters})
-            for part, row in zip(parts, counted, strict=True)
+        counted = count(others, [part.data for part in parts])
+        counts = tuple(
+            {term: row.get(term, part.samples) for term in counters} for part, row in zip(parts, counted, strict=True)
         )
-        return cls(micro_batches, {term: sum(micro.items[term] for micro in micro_batches) for term in counters})
+        return cls(tuple(parts), counts, {term: sum(row[term] for row in counts) for term in counters})
 
     @property
     def samples(self) -> int:
@@ -68,9 +63,10 @@ class Window:
         return sum(micro.samples for micro in self.micro_batches)
 
     @property
-    def with_items(self) -> list[MicroBatch]:
-        """The micro-batches that hold an item of any term; the others need no forward."""
-        return [micro for micro in self.micro_batches if any(micro.items.values())]
+    def with_items(self) -> list[tuple[MicroBatch, Mapping[str, int | float]]]:
+        """The micro-batches that hold an item of any term, with their items; the others need no forward."""
+        pairs = zip(self.micro_batches, self.counts, strict=True)
+        return [(micro, counted) for micro, counted in pairs if any(counted.values())]
 
 
 def split(batch: Any, micro_batch: int | None) -> list[MicroBatch]:
@@ -81,9 +77,18 @@ def split(batch: Any, micro_batch: int | None) -> list[MicroBatch]:
     return [MicroBatch(data, samples) for data, samples in zip(slices(batch, sizes), sizes, strict=True)]
 
 
-def _ready(micro: Any) -> MicroBatch:
-    if isinstance(micro, MicroBatch):
-        return micro
+def _ready(micro: Any, limit: int | None) -> MicroBatch:
+    ready = micro if isinstance(micro, MicroBatch) else _counted(micro)
+    if limit is not None and ready.samples > limit:
+        raise BatchError(
+            f"a ready micro-batch has {ready.samples} samples, more than micro_batch={limit}",
+            hint="one batch a call is cut for you: for batch in loader: step(batch). "
+            "For micro-batches of your own sizes leave micro_batch out",
+        )
+    return ready
+
+
+def _counted(micro: Any) -> MicroBatch:
     try:
         return MicroBatch(micro, batch_size(micro))
     except BatchError as error:
