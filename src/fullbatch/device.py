@@ -22,7 +22,7 @@ def pick(name: str) -> torch.device:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
         device = torch.device(name)
-        torch.empty(1, device=device)
+        torch.ones(1, device=device).item()  # meta has no numbers
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         raise InvalidArgument(
             f"device={name!r} cannot be used: {str(error).splitlines()[0]}", hint="device='cpu', or 'auto' for what is there"

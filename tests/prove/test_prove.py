@@ -241,7 +241,7 @@ def test_a_split_of_another_batch_is_refused_with_its_sum():
 def test_wrong_use_is_refused():
     with pytest.raises(InvalidArgument, match="batch has 0 samples"):
         prove(net(), square_loss, rows(0))
-    with pytest.raises(InvalidArgument, match="dtypes is empty"):
+    with pytest.raises(InvalidArgument, match="must be floating-point dtypes, at least one"):
         prove(net(), square_loss, rows(), dtypes=())
     with pytest.raises(OptimizerError, match="holds none of the model's"):
         prove(net(), square_loss, rows(), optimizer=torch.optim.SGD(net().parameters()))
@@ -261,3 +261,140 @@ def test_the_proof_is_frozen():
     proof = prove(net(), square_loss, rows(), dtypes=EXACT, splits=["4x4"])
     with pytest.raises(dataclasses.FrozenInstanceError):
         proof.samples = 3
+
+
+def test_an_optimizer_with_parameters_outside_the_model_is_refused_and_does_not_touch_them():
+    outside = nn.Parameter(torch.tensor(1.0))
+    model = net()
+    optimizer = torch.optim.SGD([*model.parameters(), outside], lr=0.1)
+    with pytest.raises(OptimizerError, match="holds parameters that are not the model's"):
+        prove(model, lambda m, b: outside * square_loss(m, b), rows(), optimizer=optimizer)
+    assert outside.item() == 1.0
+
+
+def test_a_loss_that_uses_another_model_is_refused_and_leaves_no_gradient_on_it():
+    model = net()
+    with pytest.raises(LossError, match="it uses another one"):
+        prove(model, lambda m, b: square_loss(model, b), rows(), dtypes=(torch.float32,))
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_an_optimizer_of_another_model_moves_nothing():
+    model = net()
+    before = flat_params(model)
+    with pytest.raises(OptimizerError):
+        prove(model, square_loss, rows(), optimizer=lambda _: torch.optim.SGD(model.parameters(), lr=0.1))
+    assert torch.equal(before, flat_params(model))
+
+
+def test_a_loss_that_writes_into_its_batch_changes_neither_the_batch_nor_the_verdict():
+    def in_place(model, batch):
+        batch[0].mul_(1.5)
+        return square_loss(model, batch)
+
+    batch = rows()
+    original = batch[0].clone()
+    assert prove(net(), in_place, batch).equal
+    assert torch.equal(batch[0], original)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_a_small_model_is_never_called_unequal_for_its_rounding(seed):
+    torch.manual_seed(seed)
+    batch = (torch.randn(16, 3), torch.randn(16, 1))
+    assert prove(nn.Linear(3, 1), square_loss, batch).equal
+
+
+def test_a_gradient_that_cancels_is_compared_with_its_parts():
+    """At the optimum of least squares the gradient is rounding itself."""
+    x, y = (tensor.double() for tensor in rows())
+    model = nn.Linear(4, 1, bias=False).double()
+    with torch.no_grad():
+        model.weight.copy_(torch.linalg.lstsq(x, y).solution.T)
+    assert prove(model, square_loss, (x, y), dtypes=EXACT).equal
+
+
+def test_a_dtype_in_which_the_full_batch_overflows_is_not_compared():
+    model = net()
+    batch = tuple(tensor * 1e4 for tensor in rows())
+    proof = prove(model, square_loss, batch, dtypes=(torch.float64, torch.float16))
+    assert {row.dtype for row in proof.comparisons} == {"float64"}
+    assert "float16" in proof.not_run
+
+
+def test_a_gradient_hook_that_clips_each_micro_batch_is_found():
+    model = net()
+    model[0].weight.register_hook(lambda grad: grad.clamp(-0.01, 0.01))
+    proof = prove(model, square_loss, rows(), dtypes=EXACT, splits=["4x4"])
+    assert not proof.equal
+    assert proof.first_difference.kind == "gradient hook"
+
+
+def test_a_gradient_penalty_is_proved():
+    def penalised(model, batch):
+        x = batch[0].clone().requires_grad_()
+        out = model(x)
+        (slope,) = torch.autograd.grad(out.sum(), x, create_graph=True)
+        return mse_loss(out, batch[1]) + slope.square().sum(dim=1).mean()
+
+    assert prove(net(nn.Tanh()), penalised, rows(), dtypes=EXACT).equal
+
+
+def test_complex_buffers_and_casts_by_type_as_keep_their_precision():
+    class Rotates(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = nn.Linear(4, 4)
+            self.out = nn.Linear(4, 1)
+            self.register_buffer("turn", torch.polar(torch.ones(2), torch.arange(2.0)))
+            self.like = torch.zeros(1)
+
+        def forward(self, x):
+            hidden = self.inner(x)
+            turned = torch.view_as_real(torch.view_as_complex(hidden.reshape(-1, 2, 2).contiguous()) * self.turn)
+            return self.out(turned.reshape(-1, 4).type_as(self.like).to(self.out.weight.dtype).type_as(hidden))
+
+    torch.manual_seed(0)
+    proof = prove(Rotates(), square_loss, rows(), dtypes=EXACT)
+    assert proof.equal
+    assert max(row.grad_error for row in proof.comparisons) < 1e-14
+
+
+def test_what_accumulates_in_the_weights_dtype_is_proved_as_it_is():
+    """512 micro-batches of one in bfloat16: the proof says that the sum is lost, and that float32 keeps it."""
+    torch.manual_seed(0)
+    batch = (torch.ones(512, 4), torch.zeros(512, 1))
+    model, options = nn.Linear(4, 1, bias=False), {"splits": ["1x512"], "dtypes": (torch.float64, torch.bfloat16)}
+
+    def mean(model, batch):
+        return model(batch[0]).mean()
+
+    lost = prove(model, mean, batch, **options)
+    assert not lost.equal
+    assert (lost.first_difference.kind, "accumulate_in" in lost.first_difference.hint) == ("rounding", True)
+    if hasattr(torch.Tensor, "grad_dtype"):
+        assert prove(model, mean, batch, accumulate_in=torch.float32, **options).equal
+
+
+def test_arguments_in_the_wrong_order_or_of_the_wrong_kind_are_told():
+    model = net()
+    for wrong, told in [
+        (lambda: prove(model, rows(), square_loss), "loss is tuple: it must be a function"),
+        (lambda: prove(square_loss, square_loss, rows()), "model is function"),
+        (lambda: prove(model, square_loss, iter([rows()])), "batch is an iterator"),
+        (lambda: prove(model, square_loss, rows(), dtypes=("float64",)), "must be floating-point dtypes"),
+        (lambda: prove(model, square_loss, rows(), dtypes=(torch.int64,)), "must be floating-point dtypes"),
+        (lambda: prove(model, square_loss, rows(), optimizer="sgd"), "optimizer is str"),
+        (lambda: prove(model, square_loss, rows(), optimizer=lambda p: 3), "optimizer returned int"),
+        (lambda: prove(model, square_loss, rows(), optimizer=torch.optim.LBFGS), "LBFGS"),
+        (lambda: prove(model, square_loss, rows(), splits=4), "splits=4 must be a list"),
+        (lambda: prove(model, square_loss, rows(), splits=["1x3000000000"]), "holds 3000000000 samples"),
+    ]:
+        with pytest.raises(InvalidArgument, match=told):
+            wrong()
+
+
+def test_one_split_or_dtype_alone_is_taken_as_one():
+    proof = prove(net(), square_loss, rows(), splits="4x4", dtypes=torch.float64)
+    assert [row.split for row in proof.comparisons] == [(4, 4, 4, 4)]
+    assert len(prove(net(), square_loss, rows(), splits=[5, 5, 5, 1], dtypes=EXACT).comparisons) == 1

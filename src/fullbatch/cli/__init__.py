@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import sys
+import traceback
 from typing import Annotated
 
 import typer
 
 from fullbatch.cli import prove, recipe, sweep, train
-from fullbatch.errors import FullbatchError
+from fullbatch.errors import FullbatchError, TaskError
 from fullbatch.version import __version__
 
 app = typer.Typer(
@@ -41,9 +42,14 @@ def _top(
 
 
 def main() -> None:
-    """Run the command line; errors of use go to stderr, with exit code 2."""
+    """Run the command line. Whatever goes wrong goes to stderr with exit code 2: 1 is a verdict."""
     try:
         app()
     except FullbatchError as error:
+        if isinstance(error, TaskError) and error.__cause__ is not None:  # the user's own code: show where
+            traceback.print_exception(error.__cause__)
         typer.echo(f"error: {error}", err=True)
+        sys.exit(2)
+    except Exception:
+        traceback.print_exc()
         sys.exit(2)

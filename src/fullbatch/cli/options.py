@@ -13,11 +13,11 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console, RenderableType
 
-from fullbatch.errors import InvalidArgument
+from fullbatch.errors import InvalidArgument, TaskError
 from fullbatch.report import write_json
 
 Task = Annotated[str, typer.Option("--task", help="mlp, text, or file.py:function that returns a fullbatch.Task.")]
-Seed = Annotated[int, typer.Option(help="Seed of weights, data and dropout.")]
+Seed = Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Seed of weights, data and dropout.")]
 Out = Annotated[Path, typer.Option("--out", help="Folder for the files that are written.")]
 Json = Annotated[
     str | None, typer.Option("--json", metavar="PATH", help="Write the JSON here too; - for stdout (the table goes to stderr).")
@@ -37,6 +37,8 @@ class Output:
     """
 
     def __init__(self, json_path: str | None) -> None:
+        if json_path == "":
+            raise InvalidArgument("--json '': must be a path, or - for stdout")
         self._json_path = json_path
         self._stdout = sys.stdout
         self._redirected = redirect_stdout(sys.stderr)
@@ -50,6 +52,13 @@ class Output:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self._redirected.__exit__(kind, error, trace)
+        if isinstance(error, SystemExit):
+            raise TaskError(f"the task's code called sys.exit({error.code!r})") from error
+
+    @property
+    def width(self) -> int:
+        """Characters that a line of a table may have."""
+        return self._data.width
 
     def show(self, *results: RenderableType) -> None:
         """Print tables, and lines of text as they are."""

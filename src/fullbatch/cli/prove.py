@@ -9,14 +9,21 @@ import torch
 import typer
 from rich.progress import Progress
 
+from fullbatch.accumulate import map_tensors
 from fullbatch.cli import options
-from fullbatch.errors import InvalidArgument
+from fullbatch.device import pick
+from fullbatch.errors import InvalidArgument, not_one_of
 from fullbatch.experiments import named_optimizer
 from fullbatch.prove import BROKEN_SAMPLES, WRONG, prove, run_broken
-from fullbatch.report import broken_table, proof_table, write_json
+from fullbatch.report import BROKEN_LEGEND, PROOF_LEGEND, broken_table, proof_table, write_json
 from fullbatch.tasks import Task, load
 
 _DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+_ALIASES = {"fp64": "float64", "fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
+_LOOP_NOTE = (
+    "use.share[i]: items of micro-batch i over the items of its window; use.ends[i]: it ends a window; "
+    "use.K: micro-batches of a full window"
+)
 
 
 def command(
@@ -28,12 +35,16 @@ def command(
     ] = None,
     dtype: Annotated[str, typer.Option(help=f"Of {', '.join(_DTYPES)}, with commas between.")] = "float64,float32,bfloat16",
     optimizer: Annotated[str, typer.Option(help="task (the task's own), sgd or adamw.")] = "task",
-    lr: Annotated[float, typer.Option(help="Learning rate of --optimizer sgd or adamw.")] = 1e-3,
+    lr: Annotated[float | None, typer.Option(help="Learning rate of --optimizer sgd or adamw. Default: 1e-3.")] = None,
     max_grad_norm: Annotated[float | None, typer.Option(help="Clip the gradient to this 2-norm.")] = None,
+    accumulate_in: Annotated[
+        str | None, typer.Option(help="Sum gradients in this dtype where the weights are narrower.")
+    ] = None,
     evaluation: Annotated[bool, typer.Option("--eval", help="Evaluation mode: no dropout, frozen BatchNorm.")] = False,
     broken: Annotated[
         str | None, typer.Option("--break", metavar="KIND", help=f"Run a wrong loop instead: {', '.join(WRONG)}, or all.")
     ] = None,
+    device: options.Device = "cpu",
     seed: options.Seed = 0,
     out: options.Out = Path("outputs"),
     json_path: options.Json = None,
@@ -52,58 +63,56 @@ def command(
       fullbatch prove --break missing-division
     """
     with options.Output(json_path) as output:
+        if lr is not None and optimizer == "task":
+            raise InvalidArgument(f"--lr {lr}: the task's own optimizer has its own", hint="--optimizer sgd or adamw takes it")
         loaded = load(task, seed=seed)
-        loaded.model.train(not evaluation)
+        model = loaded.model.to(pick(device))
+        if evaluation:
+            model.eval()
         if broken is not None:
+            if split or max_grad_norm is not None or accumulate_in is not None or optimizer != "task":
+                raise InvalidArgument(
+                    "--break runs 24 samples under SGD and AdamW in float64: it takes --task, --eval, --device and --seed only"
+                )
             equal = _break(loaded, list(WRONG) if broken == "all" else [broken], seed, out, output)
-        else:
-            equal = _prove(loaded, batch, split, dtype, optimizer, lr, max_grad_norm, seed, out, output)
-    raise typer.Exit(0 if equal else 1)
+            raise typer.Exit(0 if equal else 1)
+        if batch < 1:
+            raise InvalidArgument(f"--batch {batch}: must be at least 1")
+        samples = loaded.batch(batch, torch.Generator().manual_seed(seed))
+        proof = prove(
+            model,
+            loaded.loss,
+            map_tensors(lambda tensor: tensor.to(pick(device)), samples),
+            optimizer=loaded.optimizer if optimizer == "task" else named_optimizer(optimizer, 1e-3 if lr is None else lr),
+            items=loaded.items,
+            weights=loaded.weights,
+            max_grad_norm=max_grad_norm,
+            accumulate_in=None if accumulate_in is None else _dtype(accumulate_in, "--accumulate-in"),
+            splits=split or None,
+            dtypes=[_dtype(name, "--dtype") for name in dtype.split(",")],
+            seed=seed,
+            command=options.command(),
+        )
+        output.show(proof_table(proof, output.width), PROOF_LEGEND, str(proof))
+        output.show(f"task {loaded.name}, {proof.optimizer}; {proof.evidence}")
+        path = out / "proof.json"
+        write_json(path, proof.to_json())
+        output.wrote(path)
+        output.json(proof.to_json())
+    raise typer.Exit(0 if proof.equal else 1)
 
 
-def _prove(
-    task: Task,
-    batch: int,
-    split: list[str] | None,
-    dtype: str,
-    optimizer: str,
-    lr: float,
-    max_grad_norm: float | None,
-    seed: int,
-    out: Path,
-    output: options.Output,
-) -> bool:
-    if batch < 1:
-        raise InvalidArgument(f"--batch {batch}: must be at least 1")
-    names = [name.strip() for name in dtype.split(",")]
-    unknown = [name for name in names if name not in _DTYPES]
-    if unknown:
-        raise InvalidArgument(f"--dtype {unknown[0]}: must be of {', '.join(_DTYPES)}", hint="--dtype float64,float32")
-    proof = prove(
-        task.model,
-        task.loss,
-        task.batch(batch, torch.Generator().manual_seed(seed)),
-        optimizer=task.optimizer if optimizer == "task" else named_optimizer(optimizer, lr),
-        items=task.items,
-        weights=task.weights,
-        max_grad_norm=max_grad_norm,
-        splits=split or None,
-        dtypes=[_DTYPES[name] for name in names],
-        seed=seed,
-        command=options.command(),
-    )
-    path = out / "proof.json"
-    write_json(path, proof.to_json())
-    output.show(proof_table(proof), str(proof), str(proof.evidence))
-    output.wrote(path)
-    output.json(proof.to_json())
-    return proof.equal
+def _dtype(name: str, option: str) -> torch.dtype:
+    name = _ALIASES.get(name.strip(), name.strip())
+    if name not in _DTYPES:
+        raise not_one_of(option, name, _DTYPES)
+    return _DTYPES[name]
 
 
 def _break(task: Task, kinds: list[str], seed: int, out: Path, output: options.Output) -> bool:
-    if not callable(task.items):
-        raise InvalidArgument("--break needs a task whose loss has one term")
+    device = next(task.model.parameters()).device
     samples = task.batch(BROKEN_SAMPLES, torch.Generator().manual_seed(seed))
+    samples = map_tensors(lambda tensor: tensor.to(device), samples)
     loops, paths = [], []
     with Progress(console=output.talk, transient=True) as progress:
         for kind in progress.track(kinds, description="wrong loops"):
@@ -112,10 +121,11 @@ def _break(task: Task, kinds: list[str], seed: int, out: Path, output: options.O
             paths.append(out / f"broken-{kind}.json")
             write_json(paths[-1], loop.to_json())
     if len(loops) == 1:
-        output.show(loops[0].source)
+        output.show(loops[0].source, _LOOP_NOTE, "")
     equal = all(loop.equal for loop in loops)
     verdict = "equal: on this data the fault does not show" if equal else "NOT equal: the updates are not the full batch's"
-    output.show(broken_table(loops), verdict, str(loops[0].evidence))
+    output.show(broken_table(loops, output.width), BROKEN_LEGEND, verdict)
+    output.show(f"task {task.name}; {loops[0].evidence}")
     output.wrote(*paths)
     every = [loop.to_json() for loop in loops]
     output.json(every[0] if len(every) == 1 else {"schema": "broken-loops.v1", "loops": every})

@@ -13,7 +13,7 @@ from fullbatch.cli import options
 from fullbatch.device import pick
 from fullbatch.experiments import SCALINGS, WARM_UP_SOURCE, HeldOut, train
 from fullbatch.plain import plain
-from fullbatch.report import json_lines, plot_run, write_json
+from fullbatch.report import JsonLines, plot_run, write_json
 from fullbatch.tasks import load
 
 _SCALINGS = "; ".join(f"{name}: {scaling.source}" for name, scaling in SCALINGS.items())
@@ -50,12 +50,14 @@ def command(
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
     paths = [out / f"train.{kind}" for kind in ("json", "jsonl", "png")]
     with options.Output(json_path) as output:
-        with Progress(*columns, console=output.talk) as progress, json_lines(paths[1]) as log:
+        loaded = load(task, seed=seed)
+        unit, factor = loaded.unit
+        with Progress(*columns, console=output.talk) as progress, JsonLines(paths[1], replaces=paths[::2]) as log:
             bar = progress.add_task("updates", total=updates)
 
             def on_update(update: Update, rate: float) -> None:
                 log.write({"kind": "update", "lr": rate, **update.to_json()})
-                shown = f"loss {update.loss:.3f}, {update.samples_per_second:,.0f} samples/s"
+                shown = f"{update.loss * factor:.3f} {unit}, {update.samples_per_second:,.0f} samples/s"
                 progress.update(bar, advance=1, description=update.skipped or shown)
 
             def on_held_out(point: HeldOut) -> None:
@@ -63,7 +65,7 @@ def command(
                 output.talk.print(f"update {point.update}: held out {point.value:.3f} {point.unit}", soft_wrap=True)
 
             run = train(
-                load(task, seed=seed),
+                loaded,
                 effective_batch=effective_batch,
                 micro_batch=micro_batch,
                 updates=updates,
@@ -79,8 +81,6 @@ def command(
                 on_held_out=on_held_out,
                 command=options.command(),
             )
-        write_json(paths[0], run.to_json())
-        plot_run(run, paths[2])
         settings = run.settings
         output.show(
             f"{len(run.updates)} updates of {settings['effective_batch']} samples "
@@ -90,6 +90,13 @@ def command(
         if run.held_out:
             first, last = run.held_out[0], run.held_out[-1]
             output.show(f"held out: {first.value:.3f} -> {last.value:.3f} {last.unit}")
-        output.show(str(run.evidence))
+        if not run.finite:
+            output.show(
+                f"stopped: the loss of update {run.updates[-1].index} is not a number; lower --lr or raise --warmup-samples"
+            )
+        output.show(f"task {settings['task']}, {settings['optimizer']}; {run.evidence}")
+        write_json(paths[0], run.to_json())
+        plot_run(run, paths[2])
         output.wrote(*paths)
         output.json(run.to_json())
+    raise typer.Exit(0 if run.finite else 1)

@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
-import difflib
+import math
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from fullbatch.errors import InvalidArgument
+from fullbatch.errors import InvalidArgument, not_one_of
 
 _BY_NAME: dict[str, Callable[..., torch.optim.Optimizer]] = {"sgd": torch.optim.SGD, "adamw": torch.optim.AdamW}
+
+
+def check_lr(lr: float) -> None:
+    """A finite number above 0.
+
+    Raises:
+        InvalidArgument: It is not.
+    """
+    if not (math.isfinite(lr) and lr > 0):
+        raise InvalidArgument(f"lr={lr!r} must be a finite number above 0")
 
 
 def named_optimizer(name: str, lr: float) -> Callable[[Any], torch.optim.Optimizer]:
@@ -21,10 +31,6 @@ def named_optimizer(name: str, lr: float) -> Callable[[Any], torch.optim.Optimiz
     """
     make = _BY_NAME.get(name)
     if make is None:
-        near = difflib.get_close_matches(name, _BY_NAME, n=1)
-        raise InvalidArgument(
-            f"optimizer={name!r} must be one of {', '.join(_BY_NAME)}", hint=f"did you mean {near[0]!r}?" if near else None
-        )
-    if not lr > 0:
-        raise InvalidArgument(f"lr={lr!r} must be above 0")
+        raise not_one_of("optimizer", name, [*_BY_NAME, "task"])
+    check_lr(lr)
     return lambda parameters: make(parameters, lr=lr)

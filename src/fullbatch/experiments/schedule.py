@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from fullbatch.errors import InvalidArgument
+from fullbatch.errors import InvalidArgument, not_one_of
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ def scaled_lr(lr: float, scaling: str, effective_batch: int, reference_batch: in
         InvalidArgument: There is no such scaling, or a batch is below 1.
     """
     if scaling not in SCALINGS:
-        raise InvalidArgument(f"scale_lr={scaling!r} must be one of {', '.join(SCALINGS)}")
+        raise not_one_of("scale_lr", scaling, SCALINGS)
     if reference_batch < 1:
         raise InvalidArgument(f"reference_batch={reference_batch} must be at least 1")
     return lr * math.pow(effective_batch / reference_batch, SCALINGS[scaling].power)

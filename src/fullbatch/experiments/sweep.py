@@ -70,6 +70,11 @@ class Curve:
     settings: dict[str, Any] = field(default_factory=dict)
     evidence: Evidence
 
+    @property
+    def noise(self) -> float:
+        """The fastest round over the slowest, of the point where that is largest: 1 on a quiet machine."""
+        return max(point.samples_per_sec_high / point.samples_per_sec_low for point in self.points)
+
     def to_json(self) -> dict[str, Any]:
         """Plain values for ``json.dumps``, as ``docs/accum-curve.md`` describes them."""
         return {"schema": SCHEMA, **plain(self)}
@@ -156,7 +161,7 @@ class _Run:
         self._batches = task.batches(micro_batch * accum_steps, torch.Generator().manual_seed(seed))
 
     def _accumulator(self, task: Task, optimizer: Any) -> Accumulator:
-        model = copy.deepcopy(task.model).to(self.device).train()
+        model = copy.deepcopy(task.model).to(self.device)
         return Accumulator(
             model,
             optimizer(model.parameters()),

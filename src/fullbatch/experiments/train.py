@@ -18,6 +18,7 @@ from fullbatch.accumulate.items import count
 from fullbatch.accumulate.terms import as_terms, counters_by_term, weights_by_term
 from fullbatch.errors import InvalidArgument
 from fullbatch.evidence import Evidence, measured
+from fullbatch.experiments.optimizers import check_lr
 from fullbatch.experiments.schedule import scaled_lr, warmup_cosine, warmup_updates
 from fullbatch.plain import plain
 from fullbatch.tasks import Task
@@ -67,10 +68,16 @@ class Run:
         """Samples over the seconds of the updates."""
         return sum(update.samples for update in self.updates) / sum(update.seconds for update in self.updates)
 
+    @property
+    def finite(self) -> bool:
+        """Whether every loss was a number; a run ends with the first that is not."""
+        return all(math.isfinite(update.loss) for update in self.updates if update.skipped is None)
+
     def to_json(self) -> dict[str, Any]:
         """A summary of plain values for ``json.dumps``; the updates stand in the JSON lines beside it."""
         summary = {
             "schema": SCHEMA,
+            "finite": self.finite,
             "updates": sum(update.skipped is None for update in self.updates),
             "skipped": sum(update.skipped is not None for update in self.updates),
             "samples": sum(update.samples for update in self.updates),
@@ -130,13 +137,15 @@ def train(
     for name, value in (("effective_batch", effective_batch), ("updates", updates), ("eval_every", eval_every)):
         if value < 1:
             raise InvalidArgument(f"{name}={value} must be at least 1")
+    if lr is not None:
+        check_lr(lr)
     device = device or torch.device("cpu")
     started = time.perf_counter()
     torch.manual_seed(seed)
-    model = copy.deepcopy(task.model).to(device).train()
+    model = copy.deepcopy(task.model).to(device)
     optimizer = task.optimizer(model.parameters())
     for group in optimizer.param_groups:
-        group["lr"] = scaled_lr(lr or group["lr"], scale_lr, effective_batch, reference_batch)
+        group["lr"] = scaled_lr(group["lr"] if lr is None else lr, scale_lr, effective_batch, reference_batch)
     peak = optimizer.param_groups[0]["lr"]
     warmup = min(warmup_updates(warmup_samples, effective_batch), updates)
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, warmup_cosine(warmup, updates))
@@ -170,6 +179,8 @@ def train(
         rates.append(optimizer.param_groups[0]["lr"])
         records.append(step(next(batches)))
         on_update(records[-1], rates[-1])
+        if records[-1].skipped is None and not math.isfinite(records[-1].loss):
+            break  # nothing good comes after that
         if number % eval_every == 0 or number == updates:
             measure()
     return Run(
@@ -181,7 +192,7 @@ def train(
             "task": task.name,
             "task_unit": task.unit,
             "effective_batch": effective_batch,
-            "micro_batch": micro_batch,
+            "micro_batch": min(micro_batch, effective_batch),
             "updates": updates,
             "optimizer": type(optimizer).__name__,
             "peak_lr": peak,
@@ -219,9 +230,10 @@ def evaluate(task: Task, model: nn.Module, loss: Any, samples: int, update: int)
 
 @contextmanager
 def _evaluating(model: nn.Module) -> Iterator[None]:
-    training = model.training
+    modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:
         yield
     finally:
-        model.train(training)
+        for module, training in modes:  # parents first: a frozen part stays frozen
+            module.train(training)

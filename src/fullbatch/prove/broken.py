@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import copy
-import difflib
 import inspect
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,12 +15,13 @@ from torch import Tensor, nn
 from fullbatch.accumulate import ONLY_TERM, Counter, Loss, slices
 from fullbatch.accumulate.items import count
 from fullbatch.accumulate.rng import same_rng_after
-from fullbatch.errors import InvalidArgument
+from fullbatch.errors import InvalidArgument, not_one_of
 from fullbatch.evidence import Evidence, measured
 from fullbatch.plain import plain
 from fullbatch.prove.loops import WRONG, Loop, Tools, right
 from fullbatch.prove.precision import copy_in, in_dtype, loss_in
 from fullbatch.prove.reference import full_batch_backward
+from fullbatch.prove.watch import flat, flat_grads
 
 SCHEMA = "broken-loop.v1"
 MICRO_BATCH, K, SHORT = 4, 4, 2
@@ -93,7 +93,14 @@ class BrokenLoop:
 
 
 def run_broken(
-    kind: str, model: nn.Module, loss: Loss, batch: Any, *, items: Counter, seed: int = 0, command: str = ""
+    kind: str,
+    model: nn.Module,
+    loss: Loss,
+    batch: Any,
+    *,
+    items: Counter | Mapping[str, Counter],
+    seed: int = 0,
+    command: str = "",
 ) -> BrokenLoop:
     """Train a copy of ``model`` for an epoch with the wrong loop ``kind``, in float64, and compare each update.
 
@@ -111,12 +118,12 @@ def run_broken(
     """
     loop = {"right": right, **WRONG}.get(kind)
     if loop is None:
-        near = difflib.get_close_matches(kind, WRONG, n=1)
-        raise InvalidArgument(
-            f"--break {kind}: must be one of {', '.join(WRONG)}", hint=f"did you mean --break {near[0]}?" if near else None
-        )
+        raise not_one_of("--break", kind, WRONG)
     if not callable(items):
-        raise InvalidArgument("items counts several terms: the wrong loops are written for a loss of one term")
+        raise InvalidArgument(
+            f"items counts the terms {sorted(items)}: the wrong loops are written for a loss of one term",
+            hint="prove without --break takes several",
+        )
     batch, loss = in_dtype(batch, torch.float64), loss_in(loss, torch.float64)
     departures: list[Departure] = []
     with same_rng_after(model), warnings.catch_warnings():
@@ -152,17 +159,17 @@ class _Watched:
     def __init__(self, micros: Sequence[Any], ends: Sequence[bool], model: nn.Module, optimizer: Any, ema: nn.Module) -> None:
         self.micros, self.ends, self.model, self.optimizer, self.ema = micros, ends, model, optimizer, ema
         self.states: list[_State] = []
-        self._nothing = torch.zeros_like(_flat(model.parameters()))
+        self._nothing = torch.zeros_like(flat(model.parameters()))
         self._grads, self._steps = self._nothing, 0
         optimizer.register_step_pre_hook(self._before_step)
 
     def _before_step(self, *_: Any) -> None:
         self._steps += 1
-        self._grads = _flat(torch.zeros_like(p) if p.grad is None else p.grad for p in self.model.parameters())
+        self._grads = flat_grads(self.model.parameters())
 
     def note(self) -> None:
         lr = self.optimizer.param_groups[0]["lr"]
-        self.states.append(_State(self._grads, _flat(self.model.parameters()), _flat(self.ema.parameters()), lr, self._steps))
+        self.states.append(_State(self._grads, flat(self.model.parameters()), flat(self.ema.parameters()), lr, self._steps))
         self._grads, self._steps = self._nothing, 0
 
     def __iter__(self) -> Iterator[Any]:
@@ -223,7 +230,7 @@ def _max_norm(model: nn.Module, loss: Any, window: Any) -> float:
     """Half of the gradient norm of ``window``: a clipping that is felt."""
     twin = copy.deepcopy(model)
     full_batch_backward(twin, loss, window, None, None)
-    return 0.5 * float(_flat(p.grad for p in twin.parameters() if p.grad is not None).norm())
+    return 0.5 * float(flat(p.grad for p in twin.parameters() if p.grad is not None).norm())
 
 
 def _departure(name: str, number: int, start: Tensor, full: _State, found: _State, *, averaged: bool) -> Departure:
@@ -238,7 +245,3 @@ def _departure(name: str, number: int, start: Tensor, full: _State, found: _Stat
         param_rel_diff=((wrong - right_).norm() / (right_ - start).norm()).item(),
         lr_ratio=found.lr / full.lr,
     )
-
-
-def _flat(tensors: Any) -> Tensor:
-    return torch.cat([tensor.detach().flatten() for tensor in tensors])

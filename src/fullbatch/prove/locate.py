@@ -23,11 +23,10 @@ _Call = tuple[list[Tensor], list[Tensor]]  # inputs and outputs of one call of a
 def first_difference(
     model: nn.Module, loss: Callable[[Any, Any], Any], batch: Any, split: tuple[int, ...], *, seed: int
 ) -> Difference:
-    """Run ``batch`` whole and split, in float64 and without gradients, and compare every module's output.
+    """Run ``batch`` whole and split, in float64, and compare every module's output.
 
     All outputs of both runs are kept meanwhile: about the activations of two full batches.
     """
-    batch = in_dtype(batch, torch.float64)
     (whole,), (total,) = _calls(model, loss, [batch], seed)
     try:
         parts, losses = _calls(model, loss, slices(batch, split), seed)
@@ -46,6 +45,10 @@ def first_difference(
             reason = "what it receives differs already: the code before it mixes samples, or draws random numbers"
             return _at(split, name, modules[name], reason, "look at the forward that calls it")
         return _at(split, name, modules[name], *_why(modules[name]))
+    if any(parameter._backward_hooks for parameter in model.parameters()):
+        reason = "a hook changes the gradient of a parameter, at every micro-batch and not once a window"
+        hint = "change the window's gradient instead: optimizer.register_step_pre_hook(...)"
+        return Difference(split=split, module=None, kind="gradient hook", reason=reason, hint=hint)
     if isinstance(total, Tensor) and torch.allclose(sum(losses, start=torch.zeros_like(total)), total, rtol=_ROUNDING):
         reason = "it is the sum over the samples, not the mean over the items"
         return Difference(split=split, module=None, kind="loss", reason=reason, hint="reduction='mean', or divide by the items")
@@ -101,8 +104,9 @@ def _calls(
     seen, losses = [], []
     for batch in batches:
         calls: dict[tuple[str, int], _Call] = {}
-        with _recording(twin, calls), torch.no_grad():
-            losses.append(loss_in(loss, torch.float64)(twin, batch))
+        with _recording(twin, calls):
+            value = loss_in(loss, torch.float64)(twin, in_dtype(batch, torch.float64))
+        losses.append(value.detach() if isinstance(value, Tensor) else value)
         seen.append(calls)
     return seen, losses
 

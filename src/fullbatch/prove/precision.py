@@ -12,6 +12,8 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from fullbatch.accumulate import map_tensors
+from fullbatch.accumulate.arguments import check_optimizer
+from fullbatch.errors import OptimizerError
 
 _LOWER = {torch.float32, torch.float16, torch.bfloat16}
 _CASTS = {Tensor.float, Tensor.half, Tensor.bfloat16}
@@ -19,18 +21,36 @@ _CASTS = {Tensor.float, Tensor.half, Tensor.bfloat16}
 MakeOptimizer = Callable[[Any], torch.optim.Optimizer]
 
 
-def in_dtype(batch: Any, dtype: torch.dtype) -> Any:
-    """``batch`` with its floating-point tensors in ``dtype``."""
-    return map_tensors(lambda tensor: tensor.to(dtype) if tensor.is_floating_point() else tensor, batch)
+def in_dtype(batch: Any, *dtypes: torch.dtype) -> Any:
+    """A copy of ``batch``, its floating-point tensors taken through ``dtypes`` in turn."""
+
+    def taken(tensor: Tensor) -> Tensor:
+        copied = tensor.detach().clone()
+        for dtype in dtypes:
+            copied = copied.to(dtype) if copied.is_floating_point() else copied
+        return copied.requires_grad_(tensor.requires_grad)
+
+    return map_tensors(taken, batch)
 
 
 def copy_in(model: nn.Module, *dtypes: torch.dtype) -> nn.Module:
-    """A copy of ``model`` taken through ``dtypes`` in turn: its numbers are those that the first can hold."""
+    """A copy of ``model`` taken through ``dtypes`` in turn: its numbers are those that the first can hold.
+
+    Complex tensors, which ``Module.to(dtype)`` would make real, stay as they are; gradient hooks come along.
+    """
     twin = copy.deepcopy(model)
-    for parameter in twin.parameters():
+    for parameter, original in zip(twin.parameters(), model.parameters(), strict=True):
         parameter.grad = None
+        for hook in (original._backward_hooks or {}).values():  # a deepcopy leaves them out
+            parameter.register_hook(hook)
     for dtype in dtypes:
-        twin = twin.to(dtype)
+        for parameter in twin.parameters():
+            if parameter.is_floating_point():
+                parameter.data = parameter.data.to(dtype)
+        for module in twin.modules():
+            for name, buffer in list(module.named_buffers(recurse=False)):
+                if buffer.is_floating_point():
+                    setattr(module, name, buffer.to(dtype))
     return twin
 
 
@@ -44,21 +64,40 @@ def maker_of(
         model: Whose parameters the optimizer holds.
     """
     if not isinstance(optimizer, torch.optim.Optimizer):
-        return lambda twin: optimizer(twin.parameters())
+        return lambda twin: _checked(optimizer(twin.parameters()), twin)
+    ours = set(map(id, model.parameters()))
+    if any(id(parameter) not in ours for group in optimizer.param_groups for parameter in group["params"]):
+        raise OptimizerError(
+            "optimizer holds parameters that are not the model's: a proof works on copies, and copies the model alone",
+            hint="put them into one module with the model (self.temperature = nn.Parameter(...))",
+        )
     accepted = inspect.signature(type(optimizer)).parameters
     defaults = {key: value for key, value in optimizer.defaults.items() if key in accepted}
 
     def make(twin: nn.Module) -> torch.optim.Optimizer:
         twins = dict(zip(map(id, model.parameters()), twin.parameters(), strict=True))
-        groups = [
-            {"params": [twins.get(id(parameter), parameter) for parameter in group["params"]]}
-            for group in optimizer.param_groups
-        ]
-        made = type(optimizer)(groups, **defaults)
+        groups = [{"params": [twins[id(parameter)] for parameter in group["params"]]} for group in optimizer.param_groups]
+        try:
+            made = type(optimizer)(groups, **defaults)
+        except TypeError as error:
+            raise OptimizerError(
+                f"optimizer is {type(optimizer).__name__}, which cannot be made again from its settings ({error})",
+                hint="give a function: optimizer=lambda parameters: MyOptimizer(parameters, ...)",
+            ) from None
         made.load_state_dict(copy.deepcopy(optimizer.state_dict()))
         return made
 
     return make
+
+
+def _checked(made: Any, twin: nn.Module) -> torch.optim.Optimizer:
+    if not isinstance(made, torch.optim.Optimizer):
+        raise OptimizerError(
+            f"optimizer returned {type(made).__name__}: it must return a torch.optim.Optimizer",
+            hint="optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=1e-3)",
+        )
+    check_optimizer(twin, made)  # before anything moves
+    return made
 
 
 def loss_in(loss: Callable[[Any, Any], Any], dtype: torch.dtype) -> Callable[[Any, Any], Any]:
@@ -84,8 +123,12 @@ def loss_in(loss: Callable[[Any, Any], Any], dtype: torch.dtype) -> Callable[[An
 
 class _NothingBelowFloat64(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func in _CASTS:
+        if func in _CASTS or (func is Tensor.type and len(args) > 1 and "Float" in str(args[1])):
             return args[0].double()
+        if func is Tensor.type_as or (func is Tensor.to and len(args) > 1 and isinstance(args[1], Tensor)):
+            here, other = args[0], args[1]
+            if here.is_floating_point() and other.dtype in _LOWER:
+                return here.to(other.device, torch.float64)
         return func(*map(_not_below, args), **{key: _not_below(value) for key, value in (kwargs or {}).items()})
 
 

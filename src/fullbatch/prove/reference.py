@@ -30,10 +30,15 @@ def full_batch_backward(
             hint="return the mean over the items, not detached: cross_entropy(..., reduction='mean')",
         )
     total.backward()
+    if all(parameter.grad is None for parameter in model.parameters()):
+        raise LossError(
+            "the loss gives no gradient to the model that it is called with (a copy): it uses another one",
+            hint="use the argument: def loss(model, micro): ... model(micro) ...",
+        )
     if max_grad_norm is not None:
         grads = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
         norm = torch.sqrt(sum((grad.double().square().sum() for grad in grads), start=torch.tensor(0.0)))
         if norm > max_grad_norm:
             for grad in grads:
                 grad.mul_(max_grad_norm / (norm + 1e-6))  # 1e-6 as torch.nn.utils.clip_grad_norm_, torch 2.13
-    return total.detach()
+    return total.detach().clone()

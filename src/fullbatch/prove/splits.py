@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from fullbatch.errors import InvalidArgument
-
-Split = "str | Sequence[int]"
 
 
 def default_splits(samples: int) -> list[tuple[int, ...]]:
@@ -23,30 +22,41 @@ def parse_split(split: str | Sequence[int], samples: int) -> tuple[int, ...]:
     Raises:
         InvalidArgument: Not of this form, a size below 1, or another sum than ``samples``.
     """
-    try:
-        sizes = _parse(split) if isinstance(split, str) else tuple(split)
-    except ValueError:
-        sizes = ()
-    whole = all(isinstance(size, int) and not isinstance(size, bool) and size >= 1 for size in sizes)
-    if not sizes or not whole:
+    runs = _runs(split) if isinstance(split, str) else [(size, 1) for size in split]
+    whole = all(type(number) is int and number >= 1 for run in runs for number in run)
+    if not runs or not whole:
         raise InvalidArgument(
             f"splits: {split!r} must be MICRO-BATCHxMICRO-BATCHES or a sum of sizes, each at least 1",
             hint='"4x4" is 4 micro-batches of 4 samples; "5+5+5+1" is a ragged split',
         )
-    if sum(sizes) != samples:
+    total = sum(size * count for size, count in runs)
+    if total != samples:  # before the sizes are written out, which may be billions
         raise InvalidArgument(
-            f"splits: {split!r} holds {sum(sizes)} samples, but the batch has {samples}",
+            f"splits: {split!r} holds {total} samples, but the batch has {samples}",
             hint=f"the sizes must sum to {samples}: {'+'.join(map(str, _by_size(samples, max(samples // 2, 1))))}",
         )
-    return sizes
+    return tuple(size for size, count in runs for _ in range(count))
 
 
-def _parse(split: str) -> tuple[int, ...]:
-    sizes: list[int] = []
+def parse_splits(splits: Any, samples: int) -> list[tuple[int, ...]]:
+    """Each of ``splits`` by :func:`parse_split`; one alone (``"4x4"``, ``[5, 5, 5, 1]``) is taken as one."""
+    if splits is None:
+        return default_splits(samples)
+    if not isinstance(splits, (str, Sequence)) or not splits:
+        raise InvalidArgument(f"splits={splits!r} must be a list of splits", hint='splits=["4x4", "5+5+5+1"]')
+    alone = isinstance(splits, str) or all(isinstance(part, int) for part in splits)
+    return [parse_split(split, samples) for split in ([splits] if alone else splits)]
+
+
+def _runs(split: str) -> list[tuple[int, int]]:
+    runs = []
     for part in split.split("+"):
         size, times, count = part.partition("x")
-        sizes += [int(size)] * (int(count) if times else 1)
-    return tuple(sizes)
+        try:
+            runs.append((int(size), int(count) if times else 1))
+        except ValueError:
+            return []
+    return runs
 
 
 def _by_size(samples: int, size: int) -> tuple[int, ...]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import os
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TextIO
@@ -24,35 +25,51 @@ def write_text(path: Path, text: str) -> None:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A path beside ``path`` to write to; it becomes ``path`` at the end, and goes away on an error."""
-    beside = path.with_name(f".{path.name}.part")
+    """A path beside ``path`` to write to; it becomes ``path`` at the end, and goes away on an error.
+
+    A link is followed; something that is no regular file (a device, a pipe) is written itself.
+    """
     with _told(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
+        target = path.resolve()
+        if target.exists() and not target.is_file():
+            yield target
+            return
+        target.parent.mkdir(parents=True, exist_ok=True)
+        beside = target.with_name(f".{target.name}.{os.getpid()}.part")
         try:
             yield beside
-            beside.replace(path)
+            beside.replace(target)
         finally:
             beside.unlink(missing_ok=True)
 
 
-@contextmanager
-def json_lines(path: Path) -> Iterator[JsonLines]:
-    """A log of one JSON object a line; each line is on disk before the next begins."""
-    with _told(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        stream = path.open("w", encoding="utf-8", buffering=1)
-    with stream:
-        yield JsonLines(stream)
-
-
 class JsonLines:
-    """See :func:`json_lines`."""
+    """A log of one JSON object a line; each line is on disk before the next begins.
 
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
+    Args:
+        path: Written from the first record on: a run that fails before it leaves the last run's log.
+        replaces: Files of the last run that go with its log.
+    """
+
+    def __init__(self, path: Path, *, replaces: Sequence[Path] = ()) -> None:
+        self._path, self._replaces = path, replaces
+        self._stream: TextIO | None = None
+
+    def __enter__(self) -> JsonLines:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._stream is not None:
+            self._stream.close()
 
     def write(self, record: dict[str, Any]) -> None:
         """Append ``record``."""
+        if self._stream is None:
+            with _told(self._path):
+                self._path.parent.mkdir(parents=True, exist_ok=True)
+                self._stream = self._path.open("w", encoding="utf-8", buffering=1)
+                for path in self._replaces:
+                    path.unlink(missing_ok=True)
         self._stream.write(json.dumps(record, allow_nan=False) + "\n")
 
 
@@ -62,5 +79,5 @@ def _told(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise OutputError(
-            f"{path} cannot be written: {error.strerror or error}", hint="--out DIR names a folder that can be"
+            f"{path} cannot be written: {error.strerror or error}", hint="name another place: --out DIR, --json PATH"
         ) from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -37,7 +38,15 @@ def plot_curve(curve: Curve, path: Path) -> None:
         batches, [point.avg_loss for point in curve.points], color=_ORANGE, marker="s", linestyle="--", label="average loss"
     )
     loss.set_ylabel(f"average loss over {curve.points[0].steps} updates")
-    _finish(figure, speed, loss, f"Accumulation curve: {curve.settings['task']}", curve.evidence, path)
+    loss.set_ylim(bottom=min([0.0, *(point.avg_loss for point in curve.points if math.isfinite(point.avg_loss))]))
+    _finish(
+        figure,
+        speed,
+        loss,
+        "Accumulation curve: " + ", ".join(str(curve.settings[key]) for key in ("task", "optimizer") if key in curve.settings),
+        curve.evidence,
+        path,
+    )
 
 
 def plot_run(run: Run, path: Path) -> None:
@@ -75,7 +84,7 @@ def _finish(figure: Figure, axes: Any, twin: Any, title: str, evidence: Evidence
     labels = [label for side in (axes, twin) for label in side.get_legend_handles_labels()[1]]
     axes.legend(handles, labels, loc="best")
     axes.grid(alpha=0.3)
-    figure.suptitle(title)
-    figure.supxlabel(f"{evidence}\n{evidence.command}", fontsize=7, color=_GREY)
+    figure.suptitle(title, parse_math=False)
+    figure.supxlabel(f"{evidence}\n{evidence.command}", fontsize=7, color=_GREY, parse_math=False)
     with replacing(path) as beside:
         figure.savefig(beside, dpi=144, format="png")

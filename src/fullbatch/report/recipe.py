@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from fullbatch.errors import InvalidArgument
-from fullbatch.prove.loops import WRONG
 
 _CURVE = "accum-curve.json"
 _PITFALLS = {
     "missing-division": "backward on each mean: the gradient is K times too long; Adam and clipping hide it",
+    "double-division": "both the user and the framework divide by K",
     "unequal-items": "a mean of means: items in short micro-batches weigh more",
     "short-window-weight": "the last window is divided by the nominal K",
     "lost-gradient": "`zero_grad` inside the window",
@@ -39,7 +39,13 @@ def recipe(outputs: Path) -> str:
         raise InvalidArgument(f"there is no {outputs / _CURVE}: the recipe shows the numbers of a run", hint="fullbatch sweep")
     proof = _read(outputs / "proof.json", "proof.v1")
     run = _read(outputs / "train.json", "train.v1")
-    parts = [_HEAD, _code(), _speed(curve), _proof(proof), _run(run), _pitfalls(outputs)]
+    try:
+        parts = [_HEAD, _CODE, _speed(curve), _proof(proof), _run(run), _pitfalls(outputs)]
+    except (KeyError, TypeError, ValueError, IndexError, AttributeError, ZeroDivisionError) as error:
+        raise InvalidArgument(
+            f"a file in {outputs} is not what its schema says ({type(error).__name__}: {error})",
+            hint="make it again with fullbatch sweep, prove or train",
+        ) from None
     return "\n\n".join(part.strip() for part in parts if part) + "\n"
 
 
@@ -49,11 +55,20 @@ def _read(path: Path, schema: str) -> dict[str, Any] | None:
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
         found = value["schema"]
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         found = None
     if found != schema:
         raise InvalidArgument(f"{path} is not {schema}: its schema is {found!r}", hint=f"make it again, or remove {path}")
     return dict(value)
+
+
+def _line(text: Any) -> str:
+    """``text`` from a file as one line that Markdown does not read as anything else."""
+    return " ".join(str(text).split()).replace("`", "'").replace("<", "&lt;").replace("|", "/")
+
+
+def _number(value: Any, form: str) -> str:
+    return "not a number" if value is None else format(value, form)
 
 
 _HEAD = """
@@ -70,8 +85,7 @@ An item is what the loss is a mean over (a sample, a labelled token); a window i
 """
 
 
-def _code() -> str:
-    return """
+_CODE = """
 ## By hand, for one process
 
 ```python
@@ -107,23 +121,25 @@ for batch in loader:
 
 def _speed(curve: dict[str, Any]) -> str:
     rows = [
-        f"| {p['effective_batch']} | {p['micro_batch']} x {p['accum_steps']} | {p['samples_per_sec']:,.0f} | "
-        f"{p['median_step_ms']:.2f} | {p['avg_loss']:.4f} | {p['sync_calls'] / p['steps']:g} |"
+        f"| {p['effective_batch']:d} | {p['micro_batch']:d} x {p['accum_steps']:d} | {p['samples_per_sec']:,.0f} | "
+        f"{p['samples_per_sec_low']:,.0f} to {p['samples_per_sec_high']:,.0f} | "
+        f"{p['median_step_ms']:.2f} | {_number(p['avg_loss'], '.4f')} | {p['sync_calls'] / p['steps']:g} |"
         for p in curve["points"]
     ]
     flat = [p["effective_batch"] for p in curve["points"] if p["accum_steps"] == curve["flat_at"]]
     where = (
-        f"Here the curve is flat from effective batch {flat[0]}" if flat else "Here the curve still rises where the grid ends"
+        f"Here the curve is flat from effective batch {flat[0]:d}" if flat else "Here the curve still rises where the grid ends"
     )
     return "\n".join(
         [
-            f"## Throughput against effective batch (task {curve['settings']['task']})",
+            f"## Throughput against effective batch (task {_line(curve['settings']['task'])})",
             "",
-            "| effective batch | micro-batch x accumulation | samples/s | median ms | average loss | reductions/update |",
-            "|---:|---:|---:|---:|---:|---:|",
+            "| effective batch | micro-batch x accumulation | samples/s | slowest to fastest round | median ms | average loss "
+            "| reductions/update |",
+            "|---:|---:|---:|---:|---:|---:|---:|",
             *rows,
             "",
-            f"{where} (rule: {curve['flat_rule']}).",
+            f"{where} (rule: {_line(curve['flat_rule'])}).",
             "",
             _evidence(curve),
         ]
@@ -133,58 +149,58 @@ def _speed(curve: dict[str, Any]) -> str:
 def _proof(proof: dict[str, Any] | None) -> str:
     if proof is None:
         return ""
-    exact = [row for row in proof["comparisons"] if row["dtype"] == "float64" and row["grad_error"] is not None]
-    worst = f"; worst relative gradient error in float64: {max(row['grad_error'] for row in exact):.1e}" if exact else ""
-    verdict = "every split makes the full batch's update" if proof["equal"] else "NOT every split makes the full batch's update"
-    return f"## Proof\n\n{len(proof['comparisons'])} comparisons: {verdict}{worst}.\n\n{_evidence(proof)}"
+    rows = proof["comparisons"]
+    equal = proof["equal"] is True and rows and all(row["equal"] is True for row in rows)
+    exact = [row["grad_error"] for row in rows if row["dtype"] == "float64" and row["grad_error"] is not None]
+    worst = f"; worst relative gradient error in float64: {max(exact):.1e}" if exact else ""
+    verdict = "every split makes the full batch's update" if equal else "NOT every split makes the full batch's update"
+    return f"## Proof\n\n{len(rows)} comparisons: {verdict}{worst}.\n\n{_evidence(proof)}"
 
 
 def _run(run: dict[str, Any] | None) -> str:
     if run is None:
         return ""
     settings, held_out = run["settings"], run["held_out"]
-    result = (
-        f"; held out: {held_out[0]['value']:.3f} before, {held_out[-1]['value']:.3f} {held_out[-1]['unit']} after"
-        if held_out
-        else ""
-    )
+    result = ""
+    if held_out:
+        before, after = (_number(point["value"], ".3f") for point in (held_out[0], held_out[-1]))
+        result = f"; held out: {before} before, {after} {_line(held_out[-1]['unit'])} after"
     return (
-        f"## A run\n\nTask {settings['task']}: {run['updates']} updates of {settings['effective_batch']} samples "
-        f"in micro-batches of {settings['micro_batch']}, {run['samples_per_second']:,.0f} samples/s{result}."
+        f"## A run\n\nTask {_line(settings['task'])}: {run['updates']:d} updates of {settings['effective_batch']:d} samples "
+        f"in micro-batches of {settings['micro_batch']:d}, {run['samples_per_second']:,.0f} samples/s{result}."
         f"\n\n{_evidence(run)}"
     )
 
 
 def _pitfalls(outputs: Path) -> str:
-    rows = []
-    for kind in WRONG:
-        if kind not in _PITFALLS:
-            continue
-        broken = _read(outputs / f"broken-{kind}.json", "broken-loop.v1")
-        rows.append(f"| `{kind}` | {_PITFALLS[kind]} | {_seen(broken)} |")
+    seen = {kind: _read(outputs / f"broken-{kind}.json", "broken-loop.v1") for kind in _PITFALLS}
+    measured = any(seen.values())
+    head = "| kind | what the loop does |" + (" how far the weights are off here |" if measured else "")
+    rows = [f"| `{kind}` | {what} |" + (f" {_off(seen[kind])} |" if measured else "") for kind, what in _PITFALLS.items()]
     return "\n".join(
         [
             "## Pitfalls",
             "",
-            "| kind | what the loop does | measured here |",
-            "|---|---|---|",
+            head,
+            "|---|---|" + ("---|" if measured else ""),
             *rows,
             "",
-            "See one: `fullbatch prove --break missing-division`.",
+            "See one: `fullbatch prove --break KIND`.",
         ]
     )
 
 
-def _seen(broken: dict[str, Any] | None) -> str:
+def _off(broken: dict[str, Any] | None) -> str:
     if broken is None:
         return ""
-    first = {row["optimizer"]: row for row in reversed(broken["departures"]) if row["param_rel_diff"] > 0 or row["steps"] != 1}
-    return ", ".join(
-        f"{name}: weights {row['param_rel_diff']:.0%} off at update {row['update']}" for name, row in sorted(first.items())
-    )
+    worst: dict[str, float] = {}
+    for row in broken["departures"]:
+        name = _line(row["optimizer"])
+        worst[name] = max(worst.get(name, 0.0), row["param_rel_diff"])
+    return ", ".join(f"{name} {share:.1%}" for name, share in worst.items())
 
 
 def _evidence(figures: dict[str, Any]) -> str:
     evidence = figures["evidence"]
-    versions = ", ".join(f"{name} {version}" for name, version in evidence["versions"].items())
-    return f"*{evidence['how']} on {evidence['device']}, {versions}:* `{evidence['command']}`"
+    versions = ", ".join(f"{_line(name)} {_line(version)}" for name, version in evidence["versions"].items())
+    return f"*{_line(evidence['how'])} on {_line(evidence['device'])}, {versions}:* `{_line(evidence['command'])}`"

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import difflib
 import importlib.util
+import inspect
 import sys
-from collections.abc import Callable
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -31,12 +34,8 @@ def load(spec: str, *, seed: int = 0) -> Task:
     """
     make = BUILT_IN.get(spec) or _from_file(spec)
     torch.manual_seed(seed)
-    try:
+    with _told(spec):
         task = make()
-    except TypeError as error:
-        if make in BUILT_IN.values() or error.__traceback__ is None or error.__traceback__.tb_next is not None:
-            raise  # from inside the function, not from the call
-        raise TaskError(f"--task {spec}: the function must take no argument ({error})") from None
     if not isinstance(task, Task):
         raise TaskError(
             f"--task {spec} returned {type(task).__name__}: the function must return a fullbatch.Task",
@@ -50,10 +49,8 @@ def _from_file(spec: str) -> Callable[[], Task]:
     path = Path(name)
     if not colon or path.suffix != ".py":
         near = difflib.get_close_matches(spec, BUILT_IN, n=1)
-        raise TaskError(
-            f"--task {spec}: must be one of {', '.join(BUILT_IN)}, or file.py:function",
-            hint=f"did you mean --task {near[0]}?" if near else "--task my_task.py:make",
-        )
+        hint = f"did you mean --task {near[0]}?" if near else f"--task {spec if path.suffix == '.py' else 'my_task.py'}:make"
+        raise TaskError(f"--task {spec}: must be one of {', '.join(BUILT_IN)}, or file.py:function", hint=hint)
     if not path.is_file():
         raise TaskError(f"--task {spec}: there is no file {path}", hint="give the path from where you are now")
     folder = str(path.resolve().parent)
@@ -65,14 +62,29 @@ def _from_file(spec: str) -> Callable[[], Task]:
     assert module_spec.loader is not None
     module = importlib.util.module_from_spec(module_spec)
     sys.modules[module_name] = module
-    module_spec.loader.exec_module(module)
+    with _told(spec):
+        module_spec.loader.exec_module(module)
     make: Callable[[], Task] | None = getattr(module, function, None)
     if not callable(make):
-        own = [
-            key for key, value in vars(module).items() if getattr(value, "__module__", None) == module_name and callable(value)
-        ]
+        own = [name for name, value in vars(module).items() if inspect.isfunction(value) and value.__module__ == module_name]
         raise TaskError(
             f"--task {spec}: {path} has no function {function!r}",
             hint=f"it has {', '.join(own)}" if own else "define one that returns a fullbatch.Task",
         )
     return make
+
+
+@contextmanager
+def _told(spec: str) -> Iterator[None]:
+    """What the user's code raises becomes a TaskError that says where; the traceback stays behind it."""
+    try:
+        yield
+    except TaskError:
+        raise
+    except (Exception, SystemExit) as error:
+        file = spec.rpartition(":")[0]
+        lines = [
+            frame for frame in traceback.extract_tb(error.__traceback__) if file and frame.filename.endswith(Path(file).name)
+        ]
+        where = f" (line {lines[-1].lineno} of {file})" if lines else ""
+        raise TaskError(f"--task {spec} fails: {type(error).__name__}: {error}{where}") from error

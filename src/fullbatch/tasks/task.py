@@ -97,4 +97,10 @@ class Task:
     def held_out_batches(self, samples: int) -> Iterator[Any]:
         """The held-out samples in order, ``samples`` at a time; the last batch may be smaller."""
         if self.held_out is not None:
-            yield from DataLoader(self.held_out, batch_size=samples, collate_fn=self.collate)
+            loader = DataLoader(
+                self.held_out,
+                batch_size=samples,
+                collate_fn=self.collate,
+                generator=torch.Generator(),  # its seed is drawn from here, and not from the training's random numbers
+            )
+            yield from loader
