@@ -91,7 +91,7 @@ def test_scaling_follows_the_effective_batch():
         ({"updates": 0}, "updates=0 must be at least 1"),
         ({"eval_every": 0}, "eval_every=0 must be at least 1"),
         ({"micro_batch": 0}, "micro_batch=0 must be"),
-        ({"scale_lr": "cubic"}, "scale_lr='cubic' must be one of none, linear, sqrt"),
+        ({"scale_lr": "cubic"}, "scale_lr cubic: must be one of none, linear, sqrt"),
         ({"reference_batch": 0}, "reference_batch=0 must be at least 1"),
         ({"warmup_samples": -1}, "warmup_samples=-1 must be at least 0"),
     ],
@@ -111,3 +111,44 @@ def test_text_learns_more_than_single_bytes_tell():
     run = train(task, effective_batch=16, micro_batch=8, updates=60, warmup_samples=256, eval_every=60)
     assert run.held_out[0].value > math.log2(256) - 0.5
     assert run.held_out[-1].value < entropy
+
+
+def test_measuring_more_often_does_not_change_the_training():
+    """With dropout, the random numbers of the training must be its own."""
+
+    def dropping():
+        task = line()
+        model = nn.Sequential(nn.Linear(1, 8), nn.Dropout(), nn.Linear(8, 1))
+        return Task(model=model, loss=task.loss, data=task.data, held_out=task.held_out, optimizer=task.optimizer)
+
+    losses = [
+        [update.loss for update in train(dropping(), effective_batch=8, micro_batch=4, updates=6, eval_every=every).updates]
+        for every in (1, 2, 100)
+    ]
+    assert losses[0] == losses[1] == losses[2]
+
+
+def test_parts_that_are_frozen_in_eval_mode_stay_so():
+    model = nn.Sequential(nn.Linear(1, 4), nn.BatchNorm1d(4), nn.Linear(4, 1))
+    model[1].eval()
+    task = line()
+    seen = []
+
+    def loss(model, micro):
+        seen.append((model.training, model[1].training))
+        return task.loss(model, micro)
+
+    train(
+        Task(model=model, loss=loss, data=task.data, held_out=task.held_out),
+        effective_batch=8,
+        micro_batch=4,
+        updates=3,
+        eval_every=1,
+    )
+    assert set(seen) == {(True, False), (False, False)}
+
+
+def test_a_run_ends_with_the_first_loss_that_is_not_a_number():
+    run = train(line(), effective_batch=8, micro_batch=4, updates=50, lr=1e30, max_grad_norm=None, warmup_samples=0)
+    assert not run.finite
+    assert len(run.updates) < 50

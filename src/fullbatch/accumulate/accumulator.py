@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from fullbatch.accumulate.arguments import (
     check_loss,
@@ -25,6 +24,7 @@ from fullbatch.accumulate.arguments import (
 from fullbatch.accumulate.check import check_mean
 from fullbatch.accumulate.items import Counter, samples
 from fullbatch.accumulate.params import check_grad_dtype, grads_in, no_hooked_step, trainable
+from fullbatch.accumulate.statistics import takes_batch_statistics
 from fullbatch.accumulate.sync import GradientSync
 from fullbatch.accumulate.terms import as_terms, counters_by_term, weights_by_term
 from fullbatch.accumulate.update import Update
@@ -112,7 +112,7 @@ class Accumulator:
         self._params = trainable(model, optimizer)
         self._sync = GradientSync(model)
         self._unchecked = check
-        self._batch_norm = any(isinstance(module, _BatchNorm) for module in model.modules())
+        self._warned = False
         check_grad_dtype(accumulate_in, self._params)
 
     def __call__(self, batch: Any) -> Update:
@@ -286,14 +286,15 @@ class Accumulator:
             parameter.grad = None
 
     def _warn_of_batch_norm(self, work: Sequence[Any]) -> None:
-        if self._batch_norm and len(work) > 1:
-            if any(isinstance(module, _BatchNorm) and module.training for module in self.model.modules()):
-                warnings.warn(
-                    "the model has BatchNorm in train mode: its statistics are those of each micro-batch, so the update "
-                    "is not the full batch's. Freeze them (module.eval()) or use GroupNorm or LayerNorm.",
-                    stacklevel=3,
-                )
-            self._batch_norm = False  # said once, or frozen
+        if self._warned or len(work) < 2:
+            return
+        self._warned = True  # said once, or looked at once
+        if any(map(takes_batch_statistics, self.model.modules())):
+            warnings.warn(
+                "the model has BatchNorm in train mode: its statistics are those of each micro-batch, so the update "
+                "is not the full batch's. Freeze them (module.eval()) or use GroupNorm or LayerNorm.",
+                stacklevel=3,
+            )
 
 
 def _to_host(losses: Mapping[str, Tensor], norm: Tensor | None) -> tuple[dict[str, float], float | None]:

@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from fullbatch.accumulate import map_tensors, slices
-from fullbatch.prove.precision import copy_in, in_dtype, loss_in
+from fullbatch.accumulate.statistics import takes_batch_statistics
+from fullbatch.prove.precision import copy_in, gradient_hooks, in_dtype, loss_in
 from fullbatch.prove.proof import Difference
 
 # Outputs are compared in float64: rounding stays below this, relative to the largest element.
@@ -45,7 +45,7 @@ def first_difference(
             reason = "what it receives differs already: the code before it mixes samples, or draws random numbers"
             return _at(split, name, modules[name], reason, "look at the forward that calls it")
         return _at(split, name, modules[name], *_why(modules[name]))
-    if any(parameter._backward_hooks for parameter in model.parameters()):
+    if any(map(gradient_hooks, model.parameters())):
         reason = "a hook changes the gradient of a parameter, at every micro-batch and not once a window"
         hint = "change the window's gradient instead: optimizer.register_step_pre_hook(...)"
         return Difference(split=split, module=None, kind="gradient hook", reason=reason, hint=hint)
@@ -63,7 +63,7 @@ def first_difference(
 
 def _of_failure(model: nn.Module, split: tuple[int, ...], error: Exception) -> Difference:
     for name, module in model.named_modules():
-        if isinstance(module, _BatchNorm) and module.training:
+        if takes_batch_statistics(module):
             return _at(split, name, module, *_why(module))
     return Difference(
         split=split,
@@ -75,7 +75,7 @@ def _of_failure(model: nn.Module, split: tuple[int, ...], error: Exception) -> D
 
 
 def _why(module: nn.Module) -> tuple[str, str]:
-    if isinstance(module, _BatchNorm):
+    if takes_batch_statistics(module):
         return (
             "in train mode its statistics are those of each micro-batch",
             "freeze them (module.eval()), or use GroupNorm or LayerNorm; --eval proves the rest",
