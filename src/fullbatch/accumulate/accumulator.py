@@ -58,7 +58,8 @@ class Accumulator:
         accumulate_in: Sum gradients in this dtype (``torch.float32`` under bfloat16 weights);
             they are rounded to the weights' dtype once, for the step. Needs torch >= 2.10.
         check: Whether to test on the first window, without gradients, that ``loss`` is a mean
-            over ``items``. It runs the loss on one micro-batch and on its two halves.
+            over ``items``. It runs the loss on one micro-batch and on its two halves, in evaluation
+            mode: under ``torch.compile`` that compiles more shapes, and ``False`` spares it.
 
     Raises:
         InvalidArgument: An argument breaks its rule; the message names it and a fix.
