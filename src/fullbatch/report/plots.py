@@ -38,7 +38,8 @@ def plot_curve(curve: Curve, path: Path) -> None:
         batches, [point.avg_loss for point in curve.points], color=_ORANGE, marker="s", linestyle="--", label="average loss"
     )
     loss.set_ylabel(f"average loss over {curve.points[0].steps} updates")
-    loss.set_ylim(bottom=min([0.0, *(point.avg_loss for point in curve.points if math.isfinite(point.avg_loss))]))
+    losses = [point.avg_loss for point in curve.points if math.isfinite(point.avg_loss)]
+    loss.set_ylim(min([0.0, *losses]), 1.2 * max([*losses, 1e-9]))
     _finish(
         figure,
         speed,
