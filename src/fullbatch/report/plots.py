@@ -47,6 +47,7 @@ def plot_curve(curve: Curve, path: Path) -> None:
         "Accumulation curve: " + ", ".join(str(curve.settings[key]) for key in ("task", "optimizer") if key in curve.settings),
         curve.evidence,
         path,
+        "lower right",
     )
 
 
@@ -71,7 +72,7 @@ def plot_run(run: Run, path: Path) -> None:
     rate.plot(range(1, len(run.learning_rates) + 1), run.learning_rates, color=_GREY, linestyle=":", label="learning rate")
     rate.set_ylim(bottom=0)
     rate.set_ylabel("learning rate")
-    _finish(figure, axes, rate, f"Training: {run.settings['task']}", run.evidence, path)
+    _finish(figure, axes, rate, f"Training: {run.settings['task']}", run.evidence, path, "upper right")
 
 
 def _figure() -> Figure:
@@ -80,10 +81,10 @@ def _figure() -> Figure:
     return Figure(figsize=(8, 5), layout="constrained")
 
 
-def _finish(figure: Figure, axes: Any, twin: Any, title: str, evidence: Evidence, path: Path) -> None:
+def _finish(figure: Figure, axes: Any, twin: Any, title: str, evidence: Evidence, path: Path, legend: str) -> None:
     handles = [handle for side in (axes, twin) for handle in side.get_legend_handles_labels()[0]]
     labels = [label for side in (axes, twin) for label in side.get_legend_handles_labels()[1]]
-    axes.legend(handles, labels, loc="best")
+    axes.legend(handles, labels, loc=legend)
     axes.grid(alpha=0.3)
     figure.suptitle(title, parse_math=False)
     figure.supxlabel(f"{evidence}\n{evidence.command}", fontsize=7, color=_GREY, parse_math=False)
