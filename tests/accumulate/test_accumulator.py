@@ -15,6 +15,7 @@ from torch import nn
 from torch.nn.functional import mse_loss
 
 from fullbatch import Accumulator, MicroBatch, tokens
+from fullbatch.accumulate import slices
 
 
 def regression(samples=10, seed=0):
@@ -440,6 +441,23 @@ def test_a_size_goes_whole_to_every_micro_batch_and_texts_are_split():
     batch = regression(2) | {"size": (224, 224), "names": ("a", "b")}
     Accumulator(model, Recorder(model), loss, micro_batch=1, check=False)(batch)
     assert seen == [((224, 224), ("a",)), ((224, 224), ("b",))]
+
+
+def test_a_list_of_texts_is_looked_through_once_however_many_micro_batches_there_are():
+    class Texts(list):
+        walks = 0
+
+        def __iter__(self):
+            Texts.walks += 1
+            return super().__iter__()
+
+    walks = []
+    for micro_batch in (200, 1):
+        Texts.walks = 0
+        parts = slices({"x": torch.zeros(200), "texts": Texts(["a"] * 200)}, [micro_batch] * (200 // micro_batch))
+        walks.append(Texts.walks)
+        assert [len(part["texts"]) for part in parts] == [micro_batch] * (200 // micro_batch)
+    assert walks[0] == walks[1]
 
 
 def test_a_micro_batch_whose_loss_is_a_constant_counts_with_gradient_zero():

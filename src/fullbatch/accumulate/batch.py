@@ -12,7 +12,7 @@ import copy
 import dataclasses
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
@@ -69,64 +69,66 @@ def slices(batch: Any, sizes: Sequence[int]) -> list[Any]:
     stops = list(accumulate(sizes))
     starts = [stop - size for stop, size in zip(stops, sizes, strict=True)]
 
-    def parts(leaf: Any) -> Sequence[Any]:
+    def of_leaf(leaf: Any, path: str) -> Sequence[Any]:
         if isinstance(leaf, Tensor):
             return leaf.split(list(sizes)) if leaf.ndim else [leaf] * len(sizes)
-        one_a_sample = leaf.ndim > 0 if _is_array(leaf) else _one_a_sample(leaf, samples)
-        return [leaf[a:b] if one_a_sample else leaf for a, b in zip(starts, stops, strict=True)]
-
-    leaves = _leaves(batch)
-    for path, leaf in leaves:
         if _hides_tensors(leaf):
             raise BatchError(
                 f"{path} is {_describe(leaf)}, which holds tensors but cannot be split",
                 hint="use dicts, tuples, lists or dataclasses; or cut it: step(iter([MicroBatch(data, samples=n), ...]))",
             )
-    columns = [parts(leaf) for _, leaf in leaves]
-    return [_refill(batch, iter(row)) for row in zip(*columns, strict=True)] if sizes else []
+        one_a_sample = leaf.ndim > 0 if _is_array(leaf) else _one_a_sample(leaf, samples)
+        return [leaf[a:b] if one_a_sample else leaf for a, b in zip(starts, stops, strict=True)]
 
+    def of(node: Any, path: str) -> Sequence[Any]:
+        opened = _opened(node, path)
+        if opened is None:
+            return of_leaf(node, path)
+        columns = [of(child, child_path) for child_path, child in opened.children]
+        return [opened.rebuild([column[i] for column in columns]) for i in range(len(sizes))]
 
-def _refill(batch: Any, leaves: Iterator[Any]) -> Any:
-    return map_leaves(lambda *_: next(leaves), batch)
+    return list(of(batch, "batch")) if sizes else []
 
 
 def map_tensors(function: Callable[[Tensor], Tensor], batch: Any) -> Any:
     """``batch`` with ``function`` applied to every tensor, same structure."""
-    return map_leaves(lambda leaf, _: function(leaf) if isinstance(leaf, Tensor) else leaf, batch)
+    opened = _opened(batch, "batch")
+    if opened is None:
+        return function(batch) if isinstance(batch, Tensor) else batch
+    return opened.rebuild([map_tensors(function, child) for _, child in opened.children])
 
 
-def map_leaves(function: Callable[[Any, str], Any], node: Any, path: str = "batch") -> Any:
-    """``node`` rebuilt with ``function(leaf, path)`` in place of every leaf.
+class _Opened(NamedTuple):
+    """The parts of a structure, each with its path, and how to make the like of it from other parts."""
 
-    A list or tuple that holds no tensor at any depth is one leaf.
-    """
+    children: list[tuple[str, Any]]
+    rebuild: Callable[[list[Any]], Any]
+
+
+def _opened(node: Any, path: str) -> _Opened | None:
+    """``node`` taken apart; ``None`` if it is a leaf, as is a list or tuple that holds no tensor at any depth."""
     if isinstance(node, Mapping):
-        return _same_mapping(node, {key: map_leaves(function, value, f"{path}[{key!r}]") for key, value in node.items()})
+        children = [(f"{path}[{key!r}]", value) for key, value in node.items()]
+        return _Opened(children, lambda parts: _same_mapping(node, dict(zip(node, parts, strict=True))))
     if dataclasses.is_dataclass(node) and not isinstance(node, type):
-        values = {
-            field.name: map_leaves(function, getattr(node, field.name), f"{path}.{field.name}")
-            for field in dataclasses.fields(node)
-            if field.init  # the others follow from these, in __post_init__
-        }
-        return dataclasses.replace(node, **values)
+        names = [field.name for field in dataclasses.fields(node) if field.init]  # the others follow, in __post_init__
+        children = [(f"{path}.{name}", getattr(node, name)) for name in names]
+        return _Opened(children, lambda parts: dataclasses.replace(node, **dict(zip(names, parts, strict=True))))
     if isinstance(node, (list, tuple)) and _holds_arrays(node):
         if hasattr(node, "_fields"):
-            names = node._fields
-            return type(node)(*(map_leaves(function, part, f"{path}.{name}") for name, part in zip(names, node, strict=True)))
-        parts = [map_leaves(function, part, f"{path}[{i}]") for i, part in enumerate(node)]
-        return type(node)(parts)
-    return function(node, path)
+            children = [(f"{path}.{name}", part) for name, part in zip(node._fields, node, strict=True)]
+            return _Opened(children, lambda parts: type(node)(*parts))
+        return _Opened([(f"{path}[{i}]", part) for i, part in enumerate(node)], type(node))
+    return None
 
 
-def _leaves(batch: Any) -> list[tuple[str, Any]]:
-    found: list[tuple[str, Any]] = []
-
-    def keep(leaf: Any, path: str) -> Any:
-        found.append((path, leaf))
-        return leaf
-
-    map_leaves(keep, batch)
-    return found
+def _leaves(node: Any, path: str = "batch") -> Iterator[tuple[str, Any]]:
+    opened = _opened(node, path)
+    if opened is None:
+        yield path, node
+    else:
+        for child_path, child in opened.children:
+            yield from _leaves(child, child_path)
 
 
 def _same_mapping(node: Mapping[Any, Any], values: dict[Any, Any]) -> Any:
