@@ -5,15 +5,18 @@ from __future__ import annotations
 import json
 import shlex
 import sys
+from collections.abc import Callable
 from contextlib import redirect_stdout
 from pathlib import Path
 from types import TracebackType
 from typing import Annotated, Any
 
+import torch
 import typer
 from rich.console import Console, RenderableType
 
 from fullbatch.errors import InvalidArgument, TaskError
+from fullbatch.experiments import named_optimizer
 from fullbatch.report import write_json
 
 Task = Annotated[str, typer.Option("--task", help="mlp, text, or file.py:function that returns a fullbatch.Task.")]
@@ -80,6 +83,19 @@ class Output:
 def command() -> str:
     """This process's command line, ready to paste."""
     return shlex.join(["fullbatch", *sys.argv[1:]])
+
+
+def optimizer(name: str, lr: float | None, default_lr: float) -> Callable[[Any], torch.optim.Optimizer] | None:
+    """What ``--optimizer`` and ``--lr`` ask for; ``None`` for the task's own.
+
+    Raises:
+        InvalidArgument: No such optimizer, or a learning rate for the task's own.
+    """
+    if name != "task":
+        return named_optimizer(name, default_lr if lr is None else lr)
+    if lr is not None:
+        raise InvalidArgument(f"--lr {lr}: the task's own optimizer has its own", hint="--optimizer sgd or adamw takes it")
+    return None
 
 
 def whole_numbers(text: str, option: str) -> list[int]:

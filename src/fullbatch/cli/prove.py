@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 import typer
@@ -13,13 +13,13 @@ from fullbatch.accumulate import map_tensors
 from fullbatch.cli import options
 from fullbatch.device import pick
 from fullbatch.errors import InvalidArgument, not_one_of
-from fullbatch.experiments import named_optimizer
 from fullbatch.prove import BROKEN_SAMPLES, WRONG, prove, run_broken
 from fullbatch.report import BROKEN_LEGEND, PROOF_LEGEND, broken_table, proof_table, write_json
 from fullbatch.tasks import Task, load
 
 _DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _ALIASES = {"fp64": "float64", "fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
+DEFAULT_LR = 1e-3
 _LOOP_NOTE = (
     "use.share[i]: items of micro-batch i over the items of its window; use.ends[i]: it ends a window; "
     "use.K: micro-batches of a full window"
@@ -35,7 +35,7 @@ def command(
     ] = None,
     dtype: Annotated[str, typer.Option(help=f"Of {', '.join(_DTYPES)}, with commas between.")] = "float64,float32,bfloat16",
     optimizer: Annotated[str, typer.Option(help="task (the task's own), sgd or adamw.")] = "task",
-    lr: Annotated[float | None, typer.Option(help="Learning rate of --optimizer sgd or adamw. Default: 1e-3.")] = None,
+    lr: Annotated[float | None, typer.Option(help=f"Learning rate of --optimizer sgd or adamw. Default: {DEFAULT_LR}.")] = None,
     max_grad_norm: Annotated[float | None, typer.Option(help="Clip the gradient to this 2-norm.")] = None,
     accumulate_in: Annotated[
         str | None, typer.Option(help="Sum gradients in this dtype where the weights are narrower.")
@@ -63,27 +63,31 @@ def command(
       fullbatch prove --break missing-division
     """
     with options.Output(json_path) as output:
-        if lr is not None and optimizer == "task":
-            raise InvalidArgument(f"--lr {lr}: the task's own optimizer has its own", hint="--optimizer sgd or adamw takes it")
-        loaded = load(task, seed=seed)
-        model = loaded.model.to(pick(device))
+        chosen = options.optimizer(optimizer, lr, DEFAULT_LR)
+        loaded, place = load(task, seed=seed), pick(device)
+        loaded.model.to(place)
         if evaluation:
-            model.eval()
+            loaded.model.eval()
+
+        def samples(number: int) -> Any:
+            drawn = loaded.batch(number, torch.Generator().manual_seed(seed))
+            return map_tensors(lambda tensor: tensor.to(place), drawn)
+
         if broken is not None:
-            if split or max_grad_norm is not None or accumulate_in is not None or optimizer != "task":
+            if split or max_grad_norm is not None or accumulate_in is not None or chosen is not None:
                 raise InvalidArgument(
                     "--break runs 24 samples under SGD and AdamW in float64: it takes --task, --eval, --device and --seed only"
                 )
-            equal = _break(loaded, list(WRONG) if broken == "all" else [broken], seed, out, output)
+            kinds = list(WRONG) if broken == "all" else [broken]
+            equal = _break(loaded, samples(BROKEN_SAMPLES), kinds, seed, out, output)
             raise typer.Exit(0 if equal else 1)
         if batch < 1:
             raise InvalidArgument(f"--batch {batch}: must be at least 1")
-        samples = loaded.batch(batch, torch.Generator().manual_seed(seed))
         proof = prove(
-            model,
+            loaded.model,
             loaded.loss,
-            map_tensors(lambda tensor: tensor.to(pick(device)), samples),
-            optimizer=loaded.optimizer if optimizer == "task" else named_optimizer(optimizer, 1e-3 if lr is None else lr),
+            samples(batch),
+            optimizer=chosen or loaded.optimizer,
             items=loaded.items,
             weights=loaded.weights,
             max_grad_norm=max_grad_norm,
@@ -109,10 +113,7 @@ def _dtype(name: str, option: str) -> torch.dtype:
     return _DTYPES[name]
 
 
-def _break(task: Task, kinds: list[str], seed: int, out: Path, output: options.Output) -> bool:
-    device = next(task.model.parameters()).device
-    samples = task.batch(BROKEN_SAMPLES, torch.Generator().manual_seed(seed))
-    samples = map_tensors(lambda tensor: tensor.to(device), samples)
+def _break(task: Task, samples: Any, kinds: list[str], seed: int, out: Path, output: options.Output) -> bool:
     loops, paths = [], []
     with Progress(console=output.talk, transient=True) as progress:
         for kind in progress.track(kinds, description="wrong loops"):

@@ -12,11 +12,11 @@ from rich.progress import Progress
 from fullbatch.accumulate import Update
 from fullbatch.cli import options
 from fullbatch.device import pick
-from fullbatch.errors import InvalidArgument
-from fullbatch.experiments import named_optimizer, sweep
+from fullbatch.experiments import sweep
 from fullbatch.report import JsonLines, curve_table, plot_curve, write_json
 from fullbatch.tasks import load
 
+DEFAULT_LR = 0.05
 NOISY = 1.5
 """Fastest over slowest round of a point from which a remark is made."""
 
@@ -27,7 +27,7 @@ def command(
     accum_grid: Annotated[str, typer.Option(help="Numbers of micro-batches of an update.")] = "1,2,4,8,16",
     num_steps: Annotated[int, typer.Option(help="Updates at each point.")] = 25,
     optimizer: Annotated[str, typer.Option(help="sgd, adamw, or task (the task's own).")] = "sgd",
-    lr: Annotated[float | None, typer.Option(help="Learning rate of sgd or adamw. Default: 0.05.")] = None,
+    lr: Annotated[float | None, typer.Option(help=f"Learning rate of sgd or adamw. Default: {DEFAULT_LR}.")] = None,
     rounds: Annotated[int, typer.Option(help="Turns into which the updates of all points are interleaved.")] = 5,
     device: options.Device = "cpu",
     seed: options.Seed = 0,
@@ -45,10 +45,8 @@ def command(
       fullbatch sweep --task text --micro-batch 8 --accum-grid 1,4,16 --num-steps 5 --optimizer task
     """
     grid = options.whole_numbers(accum_grid, "--accum-grid")
-    if optimizer == "task" and lr is not None:
-        raise InvalidArgument(f"--lr {lr}: the task's own optimizer has its own", hint="--optimizer sgd or adamw takes it")
-    rate = 0.05 if lr is None else lr
-    named = optimizer if optimizer == "task" else f"{optimizer} lr {rate:g}"
+    chosen = options.optimizer(optimizer, lr, DEFAULT_LR)
+    named = optimizer if chosen is None else f"{optimizer} lr {DEFAULT_LR if lr is None else lr:g}"
     paths = [out / f"accum-curve.{kind}" for kind in ("json", "jsonl", "png")]
     with options.Output(json_path) as output:
         with Progress(console=output.talk, transient=True) as progress, JsonLines(paths[1], replaces=paths[::2]) as log:
@@ -63,7 +61,7 @@ def command(
                 micro_batch=micro_batch,
                 accum_grid=grid,
                 num_steps=num_steps,
-                optimizer=None if optimizer == "task" else named_optimizer(optimizer, rate),
+                optimizer=chosen,
                 rounds=rounds,
                 seed=seed,
                 device=pick(device),

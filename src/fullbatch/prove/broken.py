@@ -21,7 +21,7 @@ from fullbatch.plain import plain
 from fullbatch.prove.loops import WRONG, Loop, Tools, right
 from fullbatch.prove.precision import copy_in, in_dtype, loss_in
 from fullbatch.prove.reference import full_batch_backward
-from fullbatch.prove.watch import flat, flat_grads
+from fullbatch.prove.watch import Watch, flat, flat_grads, watched
 
 SCHEMA = "broken-loop.v1"
 MICRO_BATCH, K, SHORT = 4, 4, 2
@@ -153,24 +153,18 @@ class _State:
     steps: int
 
 
-class _Watched:
+class _Windows:
     """An iterable of micro-batches that notes the state whenever a window is over."""
 
-    def __init__(self, micros: Sequence[Any], ends: Sequence[bool], model: nn.Module, optimizer: Any, ema: nn.Module) -> None:
-        self.micros, self.ends, self.model, self.optimizer, self.ema = micros, ends, model, optimizer, ema
+    def __init__(self, micros: Sequence[Any], ends: Sequence[bool], watch: Watch, optimizer: Any, ema: nn.Module) -> None:
+        self.micros, self.ends, self.watch, self.optimizer, self.ema = micros, ends, watch, optimizer, ema
         self.states: list[_State] = []
-        self._nothing = torch.zeros_like(flat(model.parameters()))
-        self._grads, self._steps = self._nothing, 0
-        optimizer.register_step_pre_hook(self._before_step)
-
-    def _before_step(self, *_: Any) -> None:
-        self._steps += 1
-        self._grads = flat_grads(self.model.parameters())
 
     def note(self) -> None:
-        lr = self.optimizer.param_groups[0]["lr"]
-        self.states.append(_State(self._grads, flat(self.model.parameters()), flat(self.ema.parameters()), lr, self._steps))
-        self._grads, self._steps = self._nothing, 0
+        weights, lr = flat(self.watch.parameters), self.optimizer.param_groups[0]["lr"]
+        grads = torch.zeros_like(weights) if self.watch.grads is None else self.watch.grads
+        self.states.append(_State(grads, weights, flat(self.ema.parameters()), lr, self.watch.steps))
+        self.watch.grads, self.watch.steps = None, 0
 
     def __iter__(self) -> Iterator[Any]:
         for micro, end in zip(self.micros, self.ends, strict=True):
@@ -212,25 +206,26 @@ def _epoch(
     )
     torch.manual_seed(seed)
     parts, ends = (windows, [True, True]) if loop is None else (micros, use.ends)
-    watched = _Watched(parts, ends, model, optimizer, use.ema)
-    watched.note()
-    if loop is not None:
-        loop(model, optimizer, loss, watched, use)
-        return watched.states
-    for window in watched:
-        full_batch_backward(model, loss, window, None, use.max_norm if kind in ("partial-clip", "scaled-clip") else None)
-        optimizer.step()
-        optimizer.zero_grad()
-        use.scheduler.step()
-        use.update_ema(model)
-    return watched.states
+    with watched(model, optimizer) as watch:
+        noted = _Windows(parts, ends, watch, optimizer, use.ema)
+        noted.note()
+        if loop is not None:
+            loop(model, optimizer, loss, noted, use)
+            return noted.states
+        for window in noted:
+            full_batch_backward(model, loss, window, None, use.max_norm if kind in ("partial-clip", "scaled-clip") else None)
+            optimizer.step()
+            optimizer.zero_grad()
+            use.scheduler.step()
+            use.update_ema(model)
+        return noted.states
 
 
 def _max_norm(model: nn.Module, loss: Any, window: Any) -> float:
     """Half of the gradient norm of ``window``: a clipping that is felt."""
     twin = copy.deepcopy(model)
     full_batch_backward(twin, loss, window, None, None)
-    return 0.5 * float(flat(p.grad for p in twin.parameters() if p.grad is not None).norm())
+    return 0.5 * float(flat_grads(twin.parameters()).norm())
 
 
 def _departure(name: str, number: int, start: Tensor, full: _State, found: _State, *, averaged: bool) -> Departure:

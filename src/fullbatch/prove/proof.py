@@ -18,10 +18,9 @@ def split_name(split: tuple[int, ...]) -> str:
     """``micro-batch x micro-batches`` where all are equal (``4x4``), else their sum (``5+5+5+1``)."""
     if len(set(split)) == 1:
         return f"{split[0]}x{len(split)}"
-    runs = [(size, len(list(run))) for size, run in groupby(split)]
     if len(split) <= 6:
         return "+".join(map(str, split))
-    return "+".join(f"{size}x{count}" for size, count in runs)
+    return "+".join(f"{size}x{len(list(run))}" for size, run in groupby(split))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +35,8 @@ class Comparison:
         grad_error: Relative 2-norm error of the split's gradient against the float64 truth.
         full_batch_error: The same of the full batch's own gradient; 0 in float64, which is the truth.
         bound: Largest ``grad_error`` that counts as equal: 1e-12 in float64, else twice
-            ``full_batch_error`` or twice the unit roundoff of the dtype, whichever is larger.
+            ``full_batch_error`` or twice the unit roundoff of the dtype, whichever is larger; more where
+            the gradients of the micro-batches cancel (``docs/proof.md``).
         param_max_abs_diff: Largest absolute difference of a parameter after the step.
         param_rel_diff: 2-norm of the parameters' difference over that of the full batch's step.
         loss_diff: Difference of the losses; at most 1e-12 (relative, or absolute below 1) in float64.

@@ -52,7 +52,8 @@ def prove(
 
     In float64 equal means a relative gradient error of at most 1e-12. In a lower precision the
     truth is the float64 gradient of the same rounded weights and batch, and a split may be at
-    most twice as far from it as the full batch itself is.
+    most twice as far from it as the full batch itself is. Where the gradients of the micro-batches
+    cancel, rounding of the largest of them counts as equal too (``docs/proof.md``).
 
     Args:
         model: As it is trained; left untouched. In train mode, dropout and BatchNorm differ
@@ -119,7 +120,7 @@ def prove(
     return Proof(
         samples=n,
         items=count(counters, [batch])[0],
-        optimizer=type(run.optimizer(model)).__name__,
+        optimizer=type(run.optimizer(copy_in(model))).__name__,
         comparisons=tuple(comparisons),
         not_run=not_run,
         first_difference=found,
@@ -219,7 +220,7 @@ class _Runner:
 
     def draws_random_numbers(self) -> bool:
         """Whether the loss of the full batch uses torch's generator."""
-        model, batch, _ = self._copy()
+        model, batch = self._copy()
         devices = {parameter.device for parameter in model.parameters() if parameter.device.type == "cuda"}
         before = [torch.get_rng_state(), *map(torch.cuda.get_rng_state, devices)]
         self.loss(model, batch)
@@ -242,16 +243,16 @@ class _Runner:
         return self.accumulate_in if wider else None
 
     def full_batch(self, *dtypes: torch.dtype) -> Outcome:
-        model, batch, dtype = self._copy(*dtypes)
+        model, batch = self._copy(*dtypes)
         optimizer = self.optimizer(model)
         with watched(model, optimizer) as seen:
-            loss = full_batch_backward(model, loss_in(self.loss, dtype), batch, self.weights, self.max_grad_norm)
+            loss = full_batch_backward(model, loss_in(self.loss, dtypes[-1]), batch, self.weights, self.max_grad_norm)
             optimizer.step()
         return seen.outcome(loss.item())
 
     def in_split(self, split: tuple[int, ...], dtype: torch.dtype) -> tuple[Outcome, str | None]:
         """The split's outcome; where the user's code fails on a part of a batch that runs whole, NaN and the error."""
-        model, batch, _ = self._copy(dtype)
+        model, batch = self._copy(dtype)
         optimizer = self.optimizer(model)
         step = Accumulator(
             model,
@@ -273,10 +274,10 @@ class _Runner:
                 return Outcome(nothing, nothing, math.nan, seen.steps), f"{type(error).__name__}: {error}".splitlines()[0]
         return seen.outcome(update.loss), None
 
-    def _copy(self, *dtypes: torch.dtype) -> tuple[nn.Module, Any, torch.dtype]:
+    def _copy(self, *dtypes: torch.dtype) -> tuple[nn.Module, Any]:
         model, batch = copy_in(self.model, *dtypes), in_dtype(self.batch, *dtypes)
         torch.manual_seed(self.seed)
-        return model, batch, dtypes[-1] if dtypes else torch.get_default_dtype()
+        return model, batch
 
 
 def _loss_equal(part: Outcome, full: Outcome) -> bool:
