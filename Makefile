@@ -28,7 +28,7 @@ lint: .venv/installed
 
 # Figures of docs/benchmarks.md; the other trainers are extras.
 bench: .venv/installed
-	$(BIN)/pip install --quiet --constraint constraints.txt '.[all]'
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[all]'
 	$(BIN)/python benchmarks/overhead.py --json docs/overhead.json
 
 .venv/installed: pyproject.toml constraints.txt
