@@ -361,6 +361,13 @@ def test_accumulating_in_less_than_the_weights_have_is_refused():
         make(accumulate_in=torch.bfloat16)
 
 
+@pytest.mark.parametrize(("weights", "dtype"), [(torch.float16, torch.bfloat16), (torch.bfloat16, torch.float16)])
+def test_accumulating_in_another_dtype_of_the_same_width_is_refused(weights, dtype):
+    """bfloat16 has fewer digits than float16, and float16 a smaller range than bfloat16."""
+    with pytest.raises(InvalidArgument, match="is no wider than the weights"):
+        make(model=tagger(dtype=weights), loss=token_loss, accumulate_in=dtype)
+
+
 @pytest.mark.parametrize(
     ("items", "told"),
     [

@@ -23,7 +23,7 @@ def check_grad_dtype(dtype: torch.dtype | None, parameters: Sequence[Tensor]) ->
     """Whether gradients of ``parameters`` can be summed in ``dtype``; ``None`` is their own.
 
     Raises:
-        InvalidArgument: ``dtype`` is no floating-point dtype, or narrower than a parameter's.
+        InvalidArgument: ``dtype`` is no floating-point dtype, is narrower than a parameter's, or as wide and another.
         DtypeNotSupported: This torch cannot do it.
     """
     if dtype is None:
@@ -31,9 +31,12 @@ def check_grad_dtype(dtype: torch.dtype | None, parameters: Sequence[Tensor]) ->
     if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
         raise InvalidArgument(f"accumulate_in={dtype!r} must be a floating-point dtype", hint="accumulate_in=torch.float32")
     for parameter in parameters:
-        if parameter.is_floating_point() and torch.finfo(parameter.dtype).bits > torch.finfo(dtype).bits:
+        if not parameter.is_floating_point() or parameter.dtype == dtype:
+            continue
+        if torch.finfo(parameter.dtype).bits >= torch.finfo(dtype).bits:
+            relation = "narrower" if torch.finfo(parameter.dtype).bits > torch.finfo(dtype).bits else "no wider"
             raise InvalidArgument(
-                f"accumulate_in={dtype} is narrower than the weights, which have {parameter.dtype}",
+                f"accumulate_in={dtype} is {relation} than the weights, which have {parameter.dtype}",
                 hint="it is there to sum in more precision than the weights have: accumulate_in=torch.float32 under bfloat16",
             )
     if _narrower(parameters, dtype) and not hasattr(Tensor, "grad_dtype"):
