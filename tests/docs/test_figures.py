@@ -30,3 +30,9 @@ def test_the_record_holds_what_the_goal_asks():
     assert all(row["peak_ratio"] <= 1.0 for row in mine)
     assert all(row["time_ratio"] <= 1.02 for row in mine if row["task"] == "text")
     assert all(row["gradient_error"] <= 1e-12 for row in mine)
+
+
+def test_the_example_of_the_docs_is_the_file_that_is_run():
+    example = (ROOT / "examples" / "my_task.py").read_text()
+    assert f"```python\n{example}```" in (ROOT / "docs" / "tasks.md").read_text()
+    assert len(example.splitlines()) <= 20

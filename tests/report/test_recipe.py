@@ -7,7 +7,7 @@ import torch
 
 from fullbatch import InvalidArgument
 from fullbatch.experiments import named_optimizer, sweep
-from fullbatch.prove import run_broken
+from fullbatch.prove import WRONG, run_broken
 from fullbatch.report import recipe, write_json
 from fullbatch.tasks import load
 
@@ -60,6 +60,11 @@ def test_text_from_a_file_stays_one_line_of_text(outputs):
     page = recipe(outputs)
     assert "\n# heading" not in page
     assert "<script>" not in page
+
+
+def test_every_wrong_loop_has_its_line_among_the_pitfalls(outputs):
+    page = recipe(outputs)
+    assert all(f"| `{kind}` |" in page for kind in WRONG)
 
 
 def test_a_verdict_needs_rows(outputs):
