@@ -1,0 +1,232 @@
+"""Sees every storage appear and die while a run goes on, and names its owner."""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_iter
+
+from fullbatch.memory.timeline import Event, Owner, Part, Stage, Timeline
+
+_HERE = str(Path(__file__).parent)
+_TORCH = str(Path(torch.__file__).parent)
+
+Temporaries = Callable[[Any, tuple[Any, ...], Any], Iterable[tuple[str, int]]]
+"""Bytes that the kernel of an operator takes and gives back: from operator, arguments and result."""
+
+
+class Recorder(TorchDispatchMode):
+    """A dispatch mode that writes a :class:`Timeline`.
+
+    Args:
+        temporaries: Buffers inside kernels, which no dispatch shows.
+        lasting: Buffers that a library takes once and keeps, with the name under which it is remembered.
+    """
+
+    def __init__(self, temporaries: Temporaries, lasting: Temporaries) -> None:
+        super().__init__()
+        self.timeline = Timeline()
+        self._temporaries, self._lasting = temporaries, lasting
+        self._storages: dict[int, tuple[int, Any]] = {}  # storage -> block, weak reference with its callback
+        self._sizes: list[int] = []
+        self._taken: set[str] = set()
+        self._stage: tuple[str, int, int, int] | None = None
+        self._modules: list[str] = [""]
+        self._origin: dict[int, tuple[str, str]] = {}  # node of the graph -> module, line that made it
+        self._parts: dict[int, Part] = {}
+        self._host: set[int] = set()
+        self._owners: dict[Owner, Owner] = {}
+
+    # What happens
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten._local_scalar_dense.default:
+            return _stand_in(args[0])
+        out = func(*args, **(kwargs or {}))
+        if func is torch.ops.prim.device.default:
+            return out
+        new = [tensor for tensor in tree_iter(out) if isinstance(tensor, Tensor) and self._unseen(tensor)]
+        extra = [(True, *lasting) for lasting in self._lasting(func, args, out) if lasting[0] not in self._taken]
+        extra += [(False, *temporary) for temporary in self._temporaries(func, args, out)]
+        if not new and not extra:
+            if func is torch.ops.aten.add_.Tensor:
+                self._accumulated(args)
+            elif torch._C._current_autograd_node() is None:
+                self._remember()
+            return out
+        module, line = self._where()
+        operator = _name(func)
+        for tensor in new:
+            self._appear(tensor, self._owner("activations", module, operator, line))
+        blocks = [self._block(size, self._owner("workspace", module, name, line)) for _, name, size in extra]
+        for block, (keeps, name, _) in zip(blocks, extra, strict=True):
+            if keeps:
+                self._taken.add(name)
+            else:
+                self.timeline.events.append(Event(block, -1))
+        return out
+
+    def _unseen(self, tensor: Tensor) -> bool:
+        return tensor.untyped_storage()._cdata not in self._storages
+
+    def _appear(self, tensor: Tensor, owner: Owner) -> None:
+        storage = tensor.untyped_storage()
+        key = storage._cdata
+        if key in self._storages:  # two outputs in one storage
+            return
+        block = self._block(storage.nbytes(), owner)
+        storages, events = self._storages, self.timeline.events
+
+        def gone(_: Any) -> None:
+            del storages[key]
+            events.append(Event(block, -1))
+
+        storages[key] = (block, weakref.ref(storage, gone))
+
+    def _block(self, size: int, owner: Owner) -> int:
+        block = len(self._sizes)
+        self._sizes.append(size)
+        self.timeline.owners.append(owner)
+        self.timeline.events.append(Event(block, size))
+        return block
+
+    def _owner(self, part: Part, module: str, operator: str, line: str) -> Owner:
+        owner = Owner(part, module, operator, line)
+        return self._owners.setdefault(owner, owner)
+
+    # Where it happens
+
+    def _where(self) -> tuple[str, str]:
+        node = torch._C._current_autograd_node()
+        if node is not None:
+            if len(self._modules) > 1:  # a forward inside the backward: recomputation
+                return self._remember()
+            return self._origin.get(node._sequence_nr(), ("", ""))
+        return self._remember()
+
+    def _remember(self) -> tuple[str, str]:
+        """Where this operator of the forward is called; its node of the graph, made just before, gets it too."""
+        where = self._modules[-1], _calling_line()
+        self._origin[torch.autograd._get_sequence_nr() - 1] = where
+        return where
+
+    def _accumulated(self, args: tuple[Any, ...]) -> None:
+        """A gradient is added to the one that is there: the one that arrives is a gradient too."""
+        node = torch._C._current_autograd_node()
+        if node is not None and node.name().endswith("AccumulateGrad"):
+            self.mark(args[1:2], "gradients")
+
+    @contextmanager
+    def naming(self, model: nn.Module) -> Iterator[None]:
+        """Know the modules of ``model`` by name while it runs."""
+        handles = []
+        for name, module in model.named_modules():
+
+            def enter(_: nn.Module, __: Any, name: str = name) -> None:
+                self._modules.append(name)
+
+            def leave(_: nn.Module, __: Any, ___: Any) -> None:
+                self._modules.pop()
+
+            handles.append(module.register_forward_pre_hook(enter))
+            handles.append(module.register_forward_hook(leave, always_call=True))
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    # What the run says about itself
+
+    def stage(self, name: str, update: int = 0, micro_batch: int = 0) -> None:
+        """From here on it is stage ``name``."""
+        events = self.timeline.events
+        if self._stage is not None:
+            before, at, number, start = self._stage
+            self.timeline.stages.append(Stage(before, at, number, start, len(events)))
+        self._stage = (name, update, micro_batch, len(events))
+
+    def hold(self, tensors: Iterable[tuple[str, Tensor]], part: Part, operator: str) -> None:
+        """Enter tensors that exist already, each with the name of its module."""
+        for module, tensor in tensors:
+            if self._unseen(tensor):
+                self._appear(tensor, self._owner(part, module, operator, ""))
+
+    def mark(self, tensors: Iterable[Any], part: Part, module: Mapping[int, str] | None = None) -> None:
+        """Say to which part known tensors belong."""
+        for tensor in tensors:
+            if isinstance(tensor, Tensor) and (known := self._storages.get(tensor.untyped_storage()._cdata)) is not None:
+                block = known[0]
+                owner = self.timeline.owners[block]
+                name = owner.module if module is None else module.get(id(tensor), owner.module)
+                self.timeline.owners[block] = self._owner(part, name, owner.operator, owner.line)
+
+    def on_host(self, tensors: Iterable[Any]) -> None:
+        """Leave tensors out that live in host memory, whatever the device."""
+        for tensor in tensors:
+            if isinstance(tensor, Tensor) and (known := self._storages.get(tensor.untyped_storage()._cdata)) is not None:
+                self._host.add(known[0])
+
+    def finish(self) -> Timeline:
+        """The record, without what lives on the host."""
+        self.stage("end")
+        record, host = self.timeline, self._host
+        events: list[Event] = []
+        moved = []  # place of each event after those of the host are gone
+        for event in record.events:
+            moved.append(len(events))
+            if event.block not in host:
+                events.append(event)
+        moved.append(len(events))
+        stages = [
+            Stage(stage.name, stage.update, stage.micro_batch, moved[stage.start], moved[stage.end]) for stage in record.stages
+        ]
+        return Timeline(events, list(record.owners), stages, list(record.notes))
+
+
+def _name(func: Any) -> str:
+    namespace, _, name = func._schema.name.partition("::")
+    return f"{namespace}.{name}"
+
+
+def _stand_in(tensor: Tensor) -> bool | int | float:
+    """What ``.item()`` gives where there is no data: yes, and 1."""
+    if tensor.dtype is torch.bool:
+        return True
+    return 1.0 if tensor.is_floating_point() else 1
+
+
+def _calling_line() -> str:
+    """Nearest line outside of torch and of this folder."""
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if not (file.startswith((_TORCH, _HERE)) or file.startswith("<")):
+            return f"{_short(file)}:{frame.f_lineno}"
+        frame = frame.f_back
+    return ""
+
+
+_shortened: dict[str, str] = {}
+
+
+def _short(file: str) -> str:
+    known = _shortened.get(file)
+    if known is None:
+        path = Path(file)
+        parts = path.parts
+        if "site-packages" in parts:
+            known = "/".join(parts[parts.index("site-packages") + 1 :])
+        else:
+            known = path.name
+        _shortened[file] = known
+    return known
