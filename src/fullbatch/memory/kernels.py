@@ -133,4 +133,3 @@ def _embedding_backward(args: tuple[Any, ...], out: Any) -> Iterable[tuple[str, 
     partial = number // 10 + segments
     yield "embedding backward: segments", 4 * 8 * number
     yield "embedding backward: partial sums", partial * width * 4
-

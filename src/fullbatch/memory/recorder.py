@@ -33,7 +33,7 @@ class Recorder(TorchDispatchMode):
     """
 
     def __init__(self, temporaries: Temporaries, lasting: Temporaries) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.timeline = Timeline()
         self._temporaries, self._lasting = temporaries, lasting
         self._storages: dict[int, tuple[int, Any]] = {}  # storage -> block, weak reference with its callback
@@ -116,7 +116,7 @@ class Recorder(TorchDispatchMode):
     def _remember(self) -> tuple[str, str]:
         """Where this operator of the forward is called; its node of the graph, made just before, gets it too."""
         where = self._modules[-1], _calling_line()
-        self._origin[torch.autograd._get_sequence_nr() - 1] = where
+        self._origin[torch.autograd._get_sequence_nr() - 1] = where  # type: ignore[attr-defined]
         return where
 
     def _accumulated(self, args: tuple[Any, ...]) -> None:

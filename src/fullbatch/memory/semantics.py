@@ -219,7 +219,7 @@ def _to_float32(function: Any) -> Callable[..., Any]:
 
 @contextmanager
 def _no_tracing_branches() -> Iterator[None]:
-    """transformers builds full masks where it sees fakes; a real run does not, and neither shall the trace."""
+    """The library transformers builds full masks where it sees fakes; a real run does not, and neither shall the trace."""
     masking = sys.modules.get("transformers.masking_utils")
     if masking is None or not hasattr(masking, "is_tracing"):
         yield

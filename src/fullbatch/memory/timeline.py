@@ -60,8 +60,6 @@ class Timeline:
         events: In order.
         owners: Owner of each block, by number of the block.
         stages: In order, without gaps.
-        repeated: The stages that stand for the middle micro-batches of a window were recorded
-            once; this says how often each window runs them. 1: nothing is left out.
         notes: What the record leaves open, one sentence each.
     """
 

@@ -45,11 +45,18 @@ def trace(
         loss: ``loss(model, micro)``: a scalar tensor or a dict of them.
         batch: One micro-batch.
         optimizer: Makes the optimizer from the parameters that require a gradient.
+        micro_batches: Micro-batches of a window.
+        updates: From the second on the optimizer's state is there from the start.
         kernels: The CUDA device. ``None``: the CPU's own kernels.
+        attention: ``auto`` (what torch would choose), ``flash``, ``efficient`` or ``math``.
+        foreach: The optimizer's foreach kernels; ``None``: as on CUDA, where ``kernels`` is given.
+        fused: The optimizer's fused kernel.
         outputs_live: How long a variable of the loop holds what the model returned: ``loss``, until the loss
             is there; ``micro-batch``, until its backward is done; ``update``; or ``next``, until the next
             forward returns (``outputs = model(...)`` in a plain loop).
         zero_grad: Where gradients are released.
+        zero_grad_keep: Set them to zero in place instead of releasing them.
+        max_grad_norm: Clip the gradient's norm to this before the step.
     """
     fake = FakeTensorMode(allow_non_fake_inputs=True)
     cuda = kernels is not None
@@ -74,14 +81,13 @@ def trace(
         parameters = [parameter for parameter in copied.parameters() if parameter.requires_grad]
         chosen = optimizer(parameters)
         _choose_kernels(chosen, foreach if foreach is not None or not cuda else True, fused)
-        names = {id(p): name.rpartition(".")[0] for name, p in copied.named_parameters()}
         for update in range(1, updates + 1):
             for number in range(1, micro_batches + 1):
                 recorder.stage("forward", update, number)
                 if number == 1 and zero_grad == "before the forward":
                     chosen.zero_grad(set_to_none=not zero_grad_keep)
                 value = loss(copied, micro)
-                total = sum(value.values()) if isinstance(value, dict) else value
+                total: Any = sum(value.values()) if isinstance(value, dict) else value
                 recorder.stage("backward", update, number)
                 (total if micro_batches == 1 else total / micro_batches).backward()
                 del value, total
