@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -37,12 +37,10 @@ class Recorder(TorchDispatchMode):
         self.timeline = Timeline()
         self._temporaries, self._lasting = temporaries, lasting
         self._storages: dict[int, tuple[int, Any]] = {}  # storage -> block, weak reference with its callback
-        self._sizes: list[int] = []
         self._taken: set[str] = set()
         self._stage: tuple[str, int, int, int] | None = None
         self._modules: list[str] = [""]
         self._origin: dict[int, tuple[str, str]] = {}  # node of the graph -> module, line that made it
-        self._parts: dict[int, Part] = {}
         self._host: set[int] = set()
         self._owners: dict[Owner, Owner] = {}
 
@@ -81,7 +79,7 @@ class Recorder(TorchDispatchMode):
     def _appear(self, tensor: Tensor, owner: Owner) -> None:
         storage = tensor.untyped_storage()
         key = storage._cdata
-        if key in self._storages:  # two outputs in one storage
+        if key in self._storages:  # one storage may hold several tensors
             return
         block = self._block(storage.nbytes(), owner)
         storages, events = self._storages, self.timeline.events
@@ -93,8 +91,7 @@ class Recorder(TorchDispatchMode):
         storages[key] = (block, weakref.ref(storage, gone))
 
     def _block(self, size: int, owner: Owner) -> int:
-        block = len(self._sizes)
-        self._sizes.append(size)
+        block = len(self.timeline.owners)
         self.timeline.owners.append(owner)
         self.timeline.events.append(Event(block, size))
         return block
@@ -158,23 +155,23 @@ class Recorder(TorchDispatchMode):
     def hold(self, tensors: Iterable[tuple[str, Tensor]], part: Part, operator: str) -> None:
         """Enter tensors that exist already, each with the name of its module."""
         for module, tensor in tensors:
-            if self._unseen(tensor):
-                self._appear(tensor, self._owner(part, module, operator, ""))
+            self._appear(tensor, self._owner(part, module, operator, ""))
 
-    def mark(self, tensors: Iterable[Any], part: Part, module: Mapping[int, str] | None = None) -> None:
+    def mark(self, tensors: Iterable[Any], part: Part) -> None:
         """Say to which part known tensors belong."""
-        for tensor in tensors:
-            if isinstance(tensor, Tensor) and (known := self._storages.get(tensor.untyped_storage()._cdata)) is not None:
-                block = known[0]
-                owner = self.timeline.owners[block]
-                name = owner.module if module is None else module.get(id(tensor), owner.module)
-                self.timeline.owners[block] = self._owner(part, name, owner.operator, owner.line)
+        for block in self._known(tensors):
+            owner = self.timeline.owners[block]
+            self.timeline.owners[block] = self._owner(part, owner.module, owner.operator, owner.line)
 
     def on_host(self, tensors: Iterable[Any]) -> None:
         """Leave tensors out that live in host memory, whatever the device."""
+        self._host.update(self._known(tensors))
+
+    def _known(self, tensors: Iterable[Any]) -> Iterator[int]:
+        """Blocks of those among ``tensors`` that are tensors and have been seen."""
         for tensor in tensors:
             if isinstance(tensor, Tensor) and (known := self._storages.get(tensor.untyped_storage()._cdata)) is not None:
-                self._host.add(known[0])
+                yield known[0]
 
     def finish(self) -> Timeline:
         """The record, without what lives on the host."""

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 
 from fullbatch.memory.kernels import Kernels
 from fullbatch.memory.recorder import Recorder
@@ -80,7 +80,7 @@ def trace(
         recorder.hold((("", tensor) for tensor in _tensors(micro)), "batch", "batch")
         parameters = [parameter for parameter in copied.parameters() if parameter.requires_grad]
         chosen = optimizer(parameters)
-        _choose_kernels(chosen, foreach if foreach is not None or not cuda else True, fused)
+        _choose_kernels(chosen, True if cuda and foreach is None else foreach, fused)
         for update in range(1, updates + 1):
             for number in range(1, micro_batches + 1):
                 recorder.stage("forward", update, number)
@@ -112,14 +112,13 @@ def fake_copy(model: nn.Module, fake: FakeTensorMode) -> nn.Module:
     memo: dict[int, Any] = {}
     bases: dict[int, Tensor] = {}
     with fake:
-        for module in model.modules():
-            for tensor in [*module._parameters.values(), *module._buffers.values()]:
-                if tensor is None or id(tensor) in memo:
-                    continue
-                made = _fake(tensor, bases)
-                if isinstance(tensor, nn.Parameter):
-                    made = nn.Parameter(made, requires_grad=tensor.requires_grad)
-                memo[id(tensor)] = made
+        for _, tensor in _named_tensors(model):
+            if id(tensor) in memo:
+                continue
+            made = _fake(tensor, bases)
+            if isinstance(tensor, nn.Parameter):
+                made = nn.Parameter(made, requires_grad=tensor.requires_grad)
+            memo[id(tensor)] = made
         return copy.deepcopy(model, memo)
 
 
@@ -150,8 +149,6 @@ def _named_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 
 def _tensors(batch: Any) -> list[Tensor]:
-    from torch.utils._pytree import tree_leaves
-
     return [part for part in tree_leaves(batch) if isinstance(part, Tensor)]
 
 
