@@ -38,5 +38,13 @@ class Evidence:
 
 def measured(device: torch.device, command: str = "") -> Evidence:
     """Evidence for figures measured in this process on ``device``."""
-    versions = {"fullbatch": __version__, "torch": torch.__version__, "python": platform.python_version()}
-    return Evidence(how="measured", device=describe(device), versions=versions, command=command)
+    return Evidence(how="measured", device=describe(device), versions=_versions(), command=command)
+
+
+def predicted(device: str, command: str = "") -> Evidence:
+    """Evidence for figures that a model of ``device`` gave."""
+    return Evidence(how="predicted", device=device, versions=_versions(), command=command)
+
+
+def _versions() -> dict[str, str]:
+    return {"fullbatch": __version__, "torch": torch.__version__, "python": platform.python_version()}

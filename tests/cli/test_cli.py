@@ -140,7 +140,7 @@ def test_train_writes_its_log_and_its_summary(fullbatch, schema):
         (("prove", "--task", "mine.py:exits"), "mine.py:exits fails: SystemExit: 0"),
         (("prove", "--task", "mine.py:exits_in_the_loss"), "the task's code called sys.exit(0)"),
         (("prove", "--task", "mine.py:lacks"), "missing 1 required keyword-only argument: 'model'"),
-        (("sweep", "--optimizer", "adam"), "must be one of sgd, adamw, task"),
+        (("sweep", "--optimizer", "adma"), "must be one of sgd, adamw, "),
         (("train", "--lr", "0"), "lr=0.0 must be a finite number above 0"),
         (("train", "--lr", "nan"), "must be a finite number above 0"),
         (("prove", "--batch", "0"), "--batch 0: must be at least 1"),

@@ -148,9 +148,9 @@ def test_a_users_function_is_loaded_with_its_neighbours(task_file):
 @pytest.mark.parametrize(
     ("spec", "told"),
     [
-        ("mpl", r"must be one of mlp, text, or file.py:function\nhint: did you mean --task mlp\?"),
+        ("mpl", r"must be one of mlp, text, .*, or file.py:function\nhint: did you mean --task mlp\?"),
         ("nowhere.py:make", "there is no file nowhere.py"),
-        ("nowhere.py", "must be one of mlp, text, or file.py:function"),
+        ("nowhere.py", "must be one of mlp, text, .*, or file.py:function"),
         ("FILE:makes", r"has no function 'makes'\nhint: it has make, nothing, wants, broken"),
         ("FILE:nothing", "returned NoneType: the function must return a fullbatch.Task"),
         ("FILE:wants", r"fails: TypeError: wants\(\) missing 1 required positional argument"),

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from fullbatch.cli import prove, recipe, sweep, train
+from fullbatch.cli import anatomy, devices, prove, recipe, stretch, sweep, train
 from fullbatch.errors import FullbatchError, TaskError
 from fullbatch.version import __version__
 
@@ -24,6 +24,9 @@ app.command("prove")(prove.command)
 app.command("sweep")(sweep.command)
 app.command("train")(train.command)
 app.command("recipe")(recipe.command)
+app.command("anatomy")(anatomy.command)
+app.command("stretch")(stretch.command)
+app.command("devices")(devices.command)
 
 
 def _show_version(asked: bool) -> None:

@@ -64,7 +64,7 @@ def command(
     """
     with options.Output(json_path) as output:
         chosen = options.optimizer(optimizer, lr, DEFAULT_LR)
-        loaded, place = load(task, seed=seed), pick(device)
+        loaded, place = load(task, seed=seed, meta=False), pick(device)
         loaded.model.to(place)
         if evaluation:
             loaded.model.eval()

@@ -57,7 +57,7 @@ def command(
                 progress.advance(bar)
 
             curve = sweep(
-                load(task, seed=seed),
+                load(task, seed=seed, meta=False),
                 micro_batch=micro_batch,
                 accum_grid=grid,
                 num_steps=num_steps,

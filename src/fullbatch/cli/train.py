@@ -50,7 +50,7 @@ def command(
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
     paths = [out / f"train.{kind}" for kind in ("json", "jsonl", "png")]
     with options.Output(json_path) as output:
-        loaded = load(task, seed=seed)
+        loaded = load(task, seed=seed, meta=False)
         unit, factor = loaded.unit
         with Progress(*columns, console=output.talk) as progress, JsonLines(paths[1], replaces=paths[::2]) as log:
             bar = progress.add_task("updates", total=updates)

@@ -18,10 +18,10 @@ from fullbatch.accumulate.items import count
 from fullbatch.accumulate.terms import as_terms, counters_by_term, weights_by_term
 from fullbatch.errors import InvalidArgument
 from fullbatch.evidence import Evidence, measured
-from fullbatch.experiments.optimizers import check_lr
 from fullbatch.experiments.schedule import scaled_lr, warmup_cosine, warmup_updates
 from fullbatch.plain import plain
 from fullbatch.tasks import Task
+from fullbatch.tasks.optimizers import check_lr
 
 SCHEMA = "train.v1"
 

@@ -43,7 +43,6 @@ def cuda_forms(*, capability: int, attention: Attention = "auto") -> Iterator[No
         override("scaled_dot_product_attention", _Attention(capability, attention))
         for name, cast in _AUTOCAST_FLOAT32.items():
             override(name, _to_float32(cast), "AutocastCPU")
-        undo.enter_context(_no_tracing_branches())
         yield
 
 
@@ -218,7 +217,7 @@ def _to_float32(function: Any) -> Callable[..., Any]:
 
 
 @contextmanager
-def _no_tracing_branches() -> Iterator[None]:
+def no_tracing_branches() -> Iterator[None]:
     """The library transformers builds full masks where it sees fakes; a real run does not, and neither shall the trace."""
     masking = sys.modules.get("transformers.masking_utils")
     if masking is None or not hasattr(masking, "is_tracing"):

@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_map
 
+from fullbatch.memory.cpu_kernels import CpuKernels
 from fullbatch.memory.kernels import Kernels
+from fullbatch.memory.loop import Loop, OutputsLive, ZeroGrad, named_tensors, tensors
 from fullbatch.memory.recorder import Recorder
-from fullbatch.memory.semantics import cuda_forms
+from fullbatch.memory.semantics import cuda_forms, no_tracing_branches
 from fullbatch.memory.timeline import Timeline
-
-OutputsLive = Literal["loss", "micro-batch", "update", "next"]
-ZeroGrad = Literal["after the update", "before the forward"]
 
 
 def trace(
@@ -60,51 +59,53 @@ def trace(
     """
     fake = FakeTensorMode(allow_non_fake_inputs=True)
     cuda = kernels is not None
-    copied, micro = fake_copy(model, fake), fake_batch(batch, fake)
-    recorder = Recorder(
-        kernels.temporaries if kernels is not None else _nothing, kernels.lasting if kernels is not None else _nothing
+    loop = Loop(
+        loss=loss,
+        optimizer=optimizer,
+        micro_batches=micro_batches,
+        updates=updates,
+        foreach=True if cuda and foreach is None else foreach,
+        fused=fused,
+        clip_foreach=cuda or None,
+        zero_grad=zero_grad,
+        zero_grad_keep=zero_grad_keep,
+        outputs_live=outputs_live,
+        max_grad_norm=max_grad_norm,
     )
+    copied, micro = fake_copy(model, fake), fake_batch(batch, fake)
+    buffers = kernels if kernels is not None else CpuKernels()
+    recorder = Recorder(buffers.temporaries, buffers.lasting)
     with ExitStack() as stack:
         if kernels is not None:
             stack.enter_context(cuda_forms(capability=kernels.capability, attention=attention))
+        stack.enter_context(no_tracing_branches())
         stack.enter_context(_fresh_autocast())
         stack.enter_context(fake)
         stack.enter_context(recorder)
         stack.enter_context(recorder.naming(copied))
-        kept: list[Any] = []
-        if outputs_live != "loss":
-            copied.register_forward_hook(lambda _, __, output: kept.__setitem__(slice(None), [output]))
         recorder.stage("model")
-        recorder.hold(_named_tensors(copied), "weights", "parameter")
+        recorder.hold(named_tensors(copied), "weights", "parameter")
         recorder.stage("batch")
-        recorder.hold((("", tensor) for tensor in _tensors(micro)), "batch", "batch")
-        parameters = [parameter for parameter in copied.parameters() if parameter.requires_grad]
-        chosen = optimizer(parameters)
-        _choose_kernels(chosen, True if cuda and foreach is None else foreach, fused)
-        for update in range(1, updates + 1):
-            for number in range(1, micro_batches + 1):
-                recorder.stage("forward", update, number)
-                if number == 1 and zero_grad == "before the forward":
-                    chosen.zero_grad(set_to_none=not zero_grad_keep)
-                value = loss(copied, micro)
-                total: Any = sum(value.values()) if isinstance(value, dict) else value
-                recorder.stage("backward", update, number)
-                (total if micro_batches == 1 else total / micro_batches).backward()
-                del value, total
-                if outputs_live == "micro-batch":
-                    kept.clear()
-                recorder.mark((p.grad for p in parameters), "gradients")
-            recorder.stage("update", update)
-            if max_grad_norm is not None:
-                nn.utils.clip_grad_norm_(parameters, max_grad_norm, foreach=cuda or None)
-            chosen.step()
-            recorder.mark(_state(chosen), "optimizer state")
-            recorder.on_host(_host_state(chosen))
-            if zero_grad == "after the update":
-                chosen.zero_grad(set_to_none=not zero_grad_keep)
-            if outputs_live == "update":
-                kept.clear()
-        return recorder.finish()
+        recorder.hold((("", tensor) for tensor in tensors(micro)), "batch", "batch")
+        alive = loop.run(copied, micro, _Parts(recorder))
+        timeline = recorder.finish()
+        del alive
+        return timeline
+
+
+class _Parts:
+    """Tells the recorder of a loop what is a gradient and what an optimizer's state."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+        self.stage = recorder.stage
+
+    def after_backward(self, parameters: Iterable[Tensor]) -> None:
+        self._recorder.mark((parameter.grad for parameter in parameters), "gradients")
+
+    def after_step(self, optimizer: torch.optim.Optimizer) -> None:
+        self._recorder.mark(_state(optimizer), "optimizer state")
+        self._recorder.on_host(_host_state(optimizer))
 
 
 def fake_copy(model: nn.Module, fake: FakeTensorMode) -> nn.Module:
@@ -112,7 +113,7 @@ def fake_copy(model: nn.Module, fake: FakeTensorMode) -> nn.Module:
     memo: dict[int, Any] = {}
     bases: dict[int, Tensor] = {}
     with fake:
-        for _, tensor in _named_tensors(model):
+        for _, tensor in named_tensors(model):
             if id(tensor) in memo:
                 continue
             made = _fake(tensor, bases)
@@ -141,26 +142,6 @@ def _fake(tensor: Tensor, bases: dict[int, Tensor]) -> Tensor:
     return base.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
 
 
-def _named_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    for name, module in model.named_modules():
-        for tensor in [*module._parameters.values(), *module._buffers.values()]:
-            if tensor is not None:
-                yield name, tensor
-
-
-def _tensors(batch: Any) -> list[Tensor]:
-    return [part for part in tree_leaves(batch) if isinstance(part, Tensor)]
-
-
-def _choose_kernels(optimizer: torch.optim.Optimizer, foreach: bool | None, fused: bool | None) -> None:
-    """On CUDA an optimizer takes foreach kernels by itself (torch/optim/optimizer.py, _default_to_fused_or_foreach)."""
-    for group in optimizer.param_groups:
-        if fused and "fused" in group:
-            group["fused"], group["foreach"] = True, False
-        elif "foreach" in group and group["foreach"] is None and not group.get("fused"):
-            group["foreach"] = foreach
-
-
 def _state(optimizer: torch.optim.Optimizer) -> list[Any]:
     return [value for state in optimizer.state.values() for value in state.values()]
 
@@ -185,7 +166,3 @@ def _fresh_autocast() -> Iterator[None]:
         yield
     finally:
         torch.clear_autocast_cache()
-
-
-def _nothing(func: Any, args: Any, out: Any) -> tuple[()]:
-    return ()

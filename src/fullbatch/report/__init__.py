@@ -1,6 +1,7 @@
 """Figures as tables, pictures, files and pages."""
 
-from fullbatch.report.files import JsonLines, write_json, write_text
+from fullbatch.files import JsonLines, write_json, write_text
+from fullbatch.report.memory import anatomy_tables, cards_table, plot_anatomy, plot_stretch, stretch_tables
 from fullbatch.report.plots import plot_curve, plot_run
 from fullbatch.report.recipe import recipe
 from fullbatch.report.tables import BROKEN_LEGEND, PROOF_LEGEND, broken_table, curve_table, proof_table
@@ -9,12 +10,17 @@ __all__ = [
     "BROKEN_LEGEND",
     "PROOF_LEGEND",
     "JsonLines",
+    "anatomy_tables",
     "broken_table",
+    "cards_table",
     "curve_table",
+    "plot_anatomy",
     "plot_curve",
     "plot_run",
+    "plot_stretch",
     "proof_table",
     "recipe",
+    "stretch_tables",
     "write_json",
     "write_text",
 ]

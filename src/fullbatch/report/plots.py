@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from fullbatch.evidence import Evidence
 from fullbatch.experiments import Curve, Run
-from fullbatch.report.files import replacing
+from fullbatch.files import replacing
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -42,8 +42,7 @@ def plot_curve(curve: Curve, path: Path) -> None:
     loss.set_ylim(min([0.0, *losses]), 1.2 * max([*losses, 1e-9]))
     _finish(
         figure,
-        speed,
-        loss,
+        [speed, loss],
         "Accumulation curve: " + ", ".join(str(curve.settings[key]) for key in ("task", "optimizer") if key in curve.settings),
         curve.evidence,
         path,
@@ -72,7 +71,7 @@ def plot_run(run: Run, path: Path) -> None:
     rate.plot(range(1, len(run.learning_rates) + 1), run.learning_rates, color=_GREY, linestyle=":", label="learning rate")
     rate.set_ylim(bottom=0)
     rate.set_ylabel("learning rate")
-    _finish(figure, axes, rate, f"Training: {run.settings['task']}", run.evidence, path, "upper right")
+    _finish(figure, [axes, rate], f"Training: {run.settings['task']}", run.evidence, path, "upper right")
 
 
 def _figure() -> Figure:
@@ -81,9 +80,10 @@ def _figure() -> Figure:
     return Figure(figsize=(8, 5), layout="constrained")
 
 
-def _finish(figure: Figure, axes: Any, twin: Any, title: str, evidence: Evidence, path: Path, legend: str) -> None:
-    handles = [handle for side in (axes, twin) for handle in side.get_legend_handles_labels()[0]]
-    labels = [label for side in (axes, twin) for label in side.get_legend_handles_labels()[1]]
+def _finish(figure: Figure, sides: list[Any], title: str, evidence: Evidence, path: Path, legend: str) -> None:
+    handles = [handle for side in sides for handle in side.get_legend_handles_labels()[0]]
+    labels = [label for side in sides for label in side.get_legend_handles_labels()[1]]
+    axes = sides[0]
     axes.legend(handles, labels, loc=legend)
     axes.grid(alpha=0.3)
     figure.suptitle(title, parse_math=False)

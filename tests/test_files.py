@@ -5,7 +5,7 @@ import os
 import pytest
 
 from fullbatch import OutputError
-from fullbatch.report.files import JsonLines, replacing, write_json
+from fullbatch.files import JsonLines, replacing, write_json
 
 
 def test_an_error_while_writing_leaves_the_old_file_and_nothing_beside_it(tmp_path):
