@@ -18,7 +18,10 @@ from torch.utils._pytree import tree_iter
 from fullbatch.memory.timeline import Event, Owner, Part, Stage, Timeline
 
 _HERE = str(Path(__file__).parent)
+_LOOP = str(Path(__file__).with_name("loop.py"))
 _TORCH = str(Path(torch.__file__).parent)
+
+_DEVICE = torch.ops.prim.device.default
 
 Temporaries = Callable[[Any, tuple[Any, ...], Any], Iterable[tuple[str, int]]]
 """Bytes that the kernel of an operator takes and gives back: from operator, arguments and result."""
@@ -39,6 +42,7 @@ class Recorder(TorchDispatchMode):
         self._storages: dict[int, tuple[int, Any]] = {}  # storage -> block, weak reference with its callback
         self._taken: set[str] = set()
         self._stage: tuple[str, int, int, int] | None = None
+        self._part: Part = "activations"
         self._modules: list[str] = [""]
         self._origin: dict[int, tuple[str, str]] = {}  # node of the graph -> module, line that made it
         self._host: set[int] = set()
@@ -46,12 +50,17 @@ class Recorder(TorchDispatchMode):
 
     # What happens
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """No wrapper around each call: nothing is compiled here."""
+        return False
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is _DEVICE:  # most of all calls: the graph asks each tensor
+            return args[0].device
         if func is torch.ops.aten._local_scalar_dense.default:
             return _stand_in(args[0])
         out = func(*args, **(kwargs or {}))
-        if func is torch.ops.prim.device.default:
-            return out
         new = [tensor for tensor in tree_iter(out) if isinstance(tensor, Tensor) and self._unseen(tensor)]
         extra = [(True, *lasting) for lasting in self._lasting(func, args, out) if lasting[0] not in self._taken]
         extra += [(False, *temporary) for temporary in self._temporaries(func, args, out)]
@@ -64,13 +73,15 @@ class Recorder(TorchDispatchMode):
         module, line = self._where()
         operator = _name(func)
         for tensor in new:
-            self._appear(tensor, self._owner("activations", module, operator, line))
-        blocks = [self._block(size, self._owner("workspace", module, name, line)) for _, name, size in extra]
-        for block, (keeps, name, _) in zip(blocks, extra, strict=True):
+            self._appear(tensor, self._owner(self._part, module, operator, line))
+        blocks = []
+        for keeps, name, size in extra:
             if keeps:
                 self._taken.add(name)
+                self._block(size, self._owner("workspace", "", name, ""))
             else:
-                self.timeline.events.append(Event(block, -1))
+                blocks.append(self._block(size, self._owner("workspace", module, name, line)))
+        self.timeline.events += [Event(block, -1) for block in blocks]
         return out
 
     def _unseen(self, tensor: Tensor) -> bool:
@@ -113,14 +124,14 @@ class Recorder(TorchDispatchMode):
     def _remember(self) -> tuple[str, str]:
         """Where this operator of the forward is called; its node of the graph, made just before, gets it too."""
         where = self._modules[-1], _calling_line()
-        self._origin[torch.autograd._get_sequence_nr() - 1] = where  # type: ignore[attr-defined]
+        self._origin.setdefault(torch.autograd._get_sequence_nr() - 1, where)  # type: ignore[attr-defined]
         return where
 
     def _accumulated(self, args: tuple[Any, ...]) -> None:
         """A gradient is added to the one that is there: the one that arrives is a gradient too."""
         node = torch._C._current_autograd_node()
         if node is not None and node.name().endswith("AccumulateGrad"):
-            self.mark(args[1:2], "gradients")
+            self.mark((("", args[1]),), "gradients")
 
     @contextmanager
     def naming(self, model: nn.Module) -> Iterator[None]:
@@ -151,27 +162,30 @@ class Recorder(TorchDispatchMode):
             before, at, number, start = self._stage
             self.timeline.stages.append(Stage(before, at, number, start, len(events)))
         self._stage = (name, update, micro_batch, len(events))
+        self._part = "workspace" if name == "update" else "activations"
 
     def hold(self, tensors: Iterable[tuple[str, Tensor]], part: Part, operator: str) -> None:
         """Enter tensors that exist already, each with the name of its module."""
         for module, tensor in tensors:
             self._appear(tensor, self._owner(part, module, operator, ""))
 
-    def mark(self, tensors: Iterable[Any], part: Part) -> None:
-        """Say to which part known tensors belong."""
-        for block in self._known(tensors):
-            owner = self.timeline.owners[block]
-            self.timeline.owners[block] = self._owner(part, owner.module, owner.operator, owner.line)
+    def mark(self, tensors: Iterable[tuple[str, Any]], part: Part) -> None:
+        """Say to which part known tensors belong, and to which module where it is named."""
+        for module, tensor in tensors:
+            if (block := self._known(tensor)) is not None:
+                owner = self.timeline.owners[block]
+                self.timeline.owners[block] = self._owner(part, module or owner.module, owner.operator, owner.line)
 
     def on_host(self, tensors: Iterable[Any]) -> None:
         """Leave tensors out that live in host memory, whatever the device."""
-        self._host.update(self._known(tensors))
+        self._host.update(block for tensor in tensors if (block := self._known(tensor)) is not None)
 
-    def _known(self, tensors: Iterable[Any]) -> Iterator[int]:
-        """Blocks of those among ``tensors`` that are tensors and have been seen."""
-        for tensor in tensors:
-            if isinstance(tensor, Tensor) and (known := self._storages.get(tensor.untyped_storage()._cdata)) is not None:
-                yield known[0]
+    def _known(self, tensor: Any) -> int | None:
+        """Block of ``tensor``, if it is one and has been seen."""
+        if not isinstance(tensor, Tensor):
+            return None
+        known = self._storages.get(tensor.untyped_storage()._cdata)
+        return None if known is None else known[0]
 
     def finish(self) -> Timeline:
         """The record, without what lives on the host."""
@@ -203,10 +217,9 @@ def _stand_in(tensor: Tensor) -> bool | int | float:
 
 
 def _calling_line() -> str:
-    """Nearest line outside of torch and of this folder."""
+    """Nearest line of the user's model or loss: between torch and the loop."""
     frame: FrameType | None = sys._getframe(2)
-    while frame is not None:
-        file = frame.f_code.co_filename
+    while frame is not None and (file := frame.f_code.co_filename) != _LOOP:
         if not (file.startswith((_TORCH, _HERE)) or file.startswith("<")):
             return f"{_short(file)}:{frame.f_lineno}"
         frame = frame.f_back

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.utils._pytree import tree_map
 
 from fullbatch.memory.cpu_kernels import CpuKernels
+from fullbatch.memory.fake import FakeMode, fake_batch, fake_copy
 from fullbatch.memory.kernels import Kernels
 from fullbatch.memory.loop import Loop, OutputsLive, ZeroGrad, named_tensors, tensors
 from fullbatch.memory.recorder import Recorder
@@ -57,7 +55,7 @@ def trace(
         zero_grad_keep: Set them to zero in place instead of releasing them.
         max_grad_norm: Clip the gradient's norm to this before the step.
     """
-    fake = FakeTensorMode(allow_non_fake_inputs=True)
+    fake = FakeMode(allow_non_fake_inputs=True)
     cuda = kernels is not None
     loop = Loop(
         loss=loss,
@@ -87,63 +85,30 @@ def trace(
         recorder.hold(named_tensors(copied), "weights", "parameter")
         recorder.stage("batch")
         recorder.hold((("", tensor) for tensor in tensors(micro)), "batch", "batch")
-        alive = loop.run(copied, micro, _Parts(recorder))
+        alive = loop.run(copied, micro, _Parts(recorder, copied))
         timeline = recorder.finish()
         del alive
         return timeline
 
 
 class _Parts:
-    """Tells the recorder of a loop what is a gradient and what an optimizer's state."""
+    """Tells the recorder of a loop what is a gradient and what an optimizer's state, and of which module."""
 
-    def __init__(self, recorder: Recorder) -> None:
+    def __init__(self, recorder: Recorder, model: nn.Module) -> None:
         self._recorder = recorder
+        self._modules = {id(tensor): name for name, tensor in reversed([*named_tensors(model)])}
         self.stage = recorder.stage
 
     def after_backward(self, parameters: Iterable[Tensor]) -> None:
-        self._recorder.mark((parameter.grad for parameter in parameters), "gradients")
+        self._recorder.mark(((self._module(parameter), parameter.grad) for parameter in parameters), "gradients")
 
     def after_step(self, optimizer: torch.optim.Optimizer) -> None:
-        self._recorder.mark(_state(optimizer), "optimizer state")
+        states = ((self._module(parameter), state) for parameter, state in optimizer.state.items())
+        self._recorder.mark(((module, value) for module, state in states for value in state.values()), "optimizer state")
         self._recorder.on_host(_host_state(optimizer))
 
-
-def fake_copy(model: nn.Module, fake: FakeTensorMode) -> nn.Module:
-    """``model`` with every tensor replaced by one without data, on the CPU in name; shared tensors stay shared."""
-    memo: dict[int, Any] = {}
-    bases: dict[int, Tensor] = {}
-    with fake:
-        for _, tensor in named_tensors(model):
-            if id(tensor) in memo:
-                continue
-            made = _fake(tensor, bases)
-            if isinstance(tensor, nn.Parameter):
-                made = nn.Parameter(made, requires_grad=tensor.requires_grad)
-            memo[id(tensor)] = made
-        return copy.deepcopy(model, memo)
-
-
-def fake_batch(batch: Any, fake: FakeTensorMode) -> Any:
-    """``batch`` with every tensor replaced by one without data."""
-    bases: dict[int, Tensor] = {}
-    with fake:
-        return tree_map(lambda part: _fake(part, bases) if isinstance(part, Tensor) else part, batch)
-
-
-def _fake(tensor: Tensor, bases: dict[int, Tensor]) -> Tensor:
-    """A fake of ``tensor``; views of one storage become views of one fake."""
-    if tensor.is_meta:  # the storage of a meta tensor tells nothing of sharing
-        return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="cpu")
-    storage = tensor.untyped_storage()
-    base = bases.get(storage._cdata)
-    if base is None or base.dtype is not tensor.dtype:
-        base = torch.empty(storage.nbytes() // tensor.element_size(), dtype=tensor.dtype, device="cpu")
-        bases[storage._cdata] = base
-    return base.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
-
-
-def _state(optimizer: torch.optim.Optimizer) -> list[Any]:
-    return [value for state in optimizer.state.values() for value in state.values()]
+    def _module(self, parameter: Any) -> str:
+        return self._modules.get(id(parameter), "")
 
 
 def _host_state(optimizer: torch.optim.Optimizer) -> list[Any]:

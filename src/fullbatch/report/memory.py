@@ -83,11 +83,11 @@ def anatomy_tables(found: Anatomy, width: int, top: int) -> list[RenderableType]
 
 
 def owners_table(shares: Sequence[Share], whole: int, width: int, top: int) -> Table:
-    """The largest owners; modules that differ in a number only, as the layers of a model do, stand in one row."""
+    """The largest owners; modules of one name in numbered layers stand in one row."""
     sums: Counter[tuple[str, str, str, str]] = Counter()
     counts: Counter[tuple[str, str, str, str]] = Counter()
     for share in shares:
-        key = share.part, re.sub(r"\b\d+\b", "*", share.module) or "-", share.operator, share.line or "-"
+        key = share.part, re.sub(r"\b\d+(?=\.)", "*", share.module) or "-", share.operator, share.line or "-"
         sums[key] += share.bytes
         counts[key] += 1
     rows = sums.most_common(top)
