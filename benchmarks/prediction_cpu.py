@@ -1,52 +1,69 @@
-"""What a trace predicts for the CPU beside what a run there holds, at its peak.
+"""What a trace predicts for the CPU beside what torch's profiler sees a run there hold.
 
-    python benchmarks/prediction_cpu.py [--scale 4] [--only bert,gpt2]
+    python benchmarks/prediction_cpu.py [--scale 2] [--only bert,gpt2] 2> /dev/null
 
 The models are those of tests/cpu_models.py, ``scale`` times as wide. Each is predicted and measured twice: with
-torch's own kernels, and with oneDNN, which takes blocked copies and scratchpads that no trace knows.
+torch's own kernels, and with oneDNN, which takes blocked copies and scratchpads that the trace does not know.
+The table of docs/prediction-cpu.md is what this prints.
 """
 
 from __future__ import annotations
 
 import argparse
+import statistics
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 import torch
 
 from fullbatch.memory.measure import measure_cpu
 from fullbatch.memory.trace import trace
-from fullbatch.units import MiB
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 from cpu_models import MODELS, VARIANTS, case, without_onednn
 
+HEAD = ("model", "variant", "peak in", "predicted", "measured", "error", "worst stage", "measured, oneDNN", "error, oneDNN")
 
-def peaks(name, variant, scale):
-    """Predicted and measured peak in bytes, and the error."""
+
+def compare(name, variant, scale):
+    """Stage of the peak, its predicted and measured bytes, and the largest error of any stage."""
     arguments, settings = case(name, variant, scale)
-    predicted = trace(*arguments, kernels=None, **settings).peak_requested_bytes
-    measured = measure_cpu(*arguments, **settings).peak_allocated_bytes
-    return predicted, measured, predicted / measured - 1
+    timeline = trace(*arguments, kernels=None, **settings)
+    measured = measure_cpu(*arguments, **settings)
+    stages = [one.peak_allocated_bytes for one in measured.stages]
+    worst = max((p / m - 1 for p, m in zip(timeline.stage_peaks(), stages, strict=True)), key=abs)
+    at = measured.stages[stages.index(max(stages))].name
+    return at, timeline.peak_requested_bytes, max(stages), worst
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--scale", type=int, default=4)
+    parser.add_argument("--scale", type=int, default=2)
     parser.add_argument("--only", default=",".join(MODELS))
     arguments = parser.parse_args()
-    print(f"torch {torch.__version__}, peak in MiB, scale {arguments.scale}")
-    print(f"{'model':8}{'variant':14}{'predicted':>10}{'measured':>10}{'error':>9}   with oneDNN{'':3}{'error':>9}")
+    print("|" + "|".join(f" {head} " for head in HEAD) + "|\n" + "|---|---|---" + "|--:" * (len(HEAD) - 3) + "|")
+    own, onednn = [], []
     for name in arguments.only.split(","):
         for variant in VARIANTS:
-            with without_onednn():
-                predicted, measured, error = peaks(name, variant, arguments.scale)
-            _, with_onednn, error_onednn = peaks(name, variant, arguments.scale)
-            print(
-                f"{name:8}{variant:14}{predicted / MiB:10.2f}{measured / MiB:10.2f}{error:9.2%}"
-                f"   {with_onednn / MiB:11.2f}   {error_onednn:9.2%}",
-                flush=True,
-            )
+            row = [name, variant]
+            for kernels, errors in ((without_onednn, own), (nullcontext, onednn)):
+                with kernels():
+                    at, predicted, measured, worst = compare(name, variant, arguments.scale)
+                errors.append(predicted / measured - 1)
+                if errors is own:
+                    row += [at, f"{predicted:,}", f"{measured:,}", f"{errors[-1]:+.3%}", f"{worst:+.3%}"]
+                else:
+                    row += [f"{measured:,}", f"{errors[-1]:+.2%}"]
+            print("| " + " | ".join(row) + " |", flush=True)
+    print()
+    for kernels, errors in (("torch's own kernels", own), ("oneDNN", onednn)):
+        sizes = [abs(error) for error in errors]
+        print(
+            f"{kernels}: {sum(size <= 0.01 for size in sizes)} of {len(sizes)} within 1 % at the peak, "
+            f"median {statistics.median(sizes):.3%}, worst {max(sizes):.2%}"
+        )
+    print(f"torch {torch.__version__}, CPU capability {torch.backends.cpu.get_cpu_capability()}, scale {arguments.scale}")
 
 
 if __name__ == "__main__":

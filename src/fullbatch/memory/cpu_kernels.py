@@ -1,8 +1,8 @@
 """What the CPU's kernels take beside their results: buffers that no dispatch shows.
 
-oneDNN is left out: it chooses blocked layouts and scratchpads by the processor's instruction set, and no
-source gives their sizes (convolutions, LSTMs, products in bfloat16). A trace agrees with a run to the byte
-where ``torch.backends.mkldnn`` is off, and misses oneDNN's buffers where it is on.
+oneDNN is left out: it chooses blocked layouts, workspaces and scratchpads by the processor's instruction set
+(convolutions, LSTMs, products in bfloat16). A trace agrees with a run where ``torch.backends.mkldnn`` is off, and
+misses oneDNN's buffers where it is on: see ``docs/prediction-cpu.md``.
 """
 
 from __future__ import annotations
@@ -30,9 +30,50 @@ class CpuKernels:
         if func is aten.convolution.default:
             image, weight, _, stride, padding, dilation, transposed, _, groups = args
             yield from _columns(image, weight, out, stride, padding, dilation, transposed, groups)
+        elif func in _PROMOTING:
+            yield from _promoted(args, out)
+        elif func is aten._scaled_dot_product_flash_attention_for_cpu.default:
+            yield from _flash_buffers(args[0], args[1], forward=True)
+        elif func is aten._scaled_dot_product_flash_attention_for_cpu_backward.default:
+            yield from _flash_buffers(args[1], args[2], forward=False)
         elif func is aten.convolution_backward.default:
             grad, image, weight, _, stride, padding, dilation, transposed, _, groups, _ = args
             yield from _columns(image, weight, grad, stride, padding, dilation, transposed, groups)
+
+
+_PROMOTING = {
+    packet.Tensor for packet in (aten.add, aten.add_, aten.sub, aten.sub_, aten.mul, aten.mul_, aten.div, aten.div_)
+}  # fmt: skip
+
+
+def _promoted(args: tuple[Any, ...], out: Tensor) -> Iterable[tuple[str, int]]:
+    """Operands of another dtype than they are computed in are converted first; on CUDA the kernel does it.
+
+    Source: aten/src/ATen/TensorIterator.cpp, compute_types. Scalars are read, not converted.
+    """
+    operands = [part for part in args if isinstance(part, Tensor)]
+    if len(operands) < 2 or operands[0].dtype is operands[1].dtype:
+        return
+    dtype = torch.result_type(*operands)
+    for operand in operands:
+        if operand.dtype is not dtype and operand.dim():
+            yield "operand in the dtype of the result", operand.numel() * dtype.itemsize
+
+
+def _flash_buffers(query: Tensor, key: Tensor, forward: bool) -> Iterable[tuple[str, int]]:
+    """A block of scores for each thread, in float32, and again in the dtype of the query where that is narrower.
+
+    Source: aten/src/ATen/native/cpu/FlashAttentionKernel.cpp, cpu_flash_attention and its backward: rows of scores in
+    blocks of 256 from 768 queries on, 64 from 192, else 32; columns in blocks of 512.
+    """
+    length, width = query.shape[-2:]
+    rows = min(256 if length >= 768 else 64 if length >= 192 else 32, length)
+    block = rows * min(512, key.shape[-2])
+    numbers = block + 2 * rows + rows * width if forward else 2 * block  # the backward has the scores' gradient too
+    threads, size = torch.get_num_threads(), query.element_size()
+    yield "attention: scores", threads * numbers * max(size, 4)
+    if size < 4:
+        yield "attention: scores in the query's dtype", threads * (block if forward else 2 * block) * size
 
 
 def _columns(

@@ -28,7 +28,20 @@ Attention = str
 @contextmanager
 def cuda_forms(*, capability: int, attention: Attention = "auto") -> Iterator[None]:
     """Operators on CPU tensors take the way of a CUDA device of ``capability`` (75 for a T4)."""
-    with _LOCK, ExitStack() as undo:
+    with _LOCK, _overriding() as override:
+        override("dropout", _dropout)
+        override("softmax.int", _softmax)
+        override("log_softmax.int", _log_softmax)
+        override("scaled_dot_product_attention", _Attention(capability, attention))
+        for name, cast in _AUTOCAST_FLOAT32.items():
+            override(name, _to_float32(cast), "AutocastCPU")
+        yield
+
+
+@contextmanager
+def _overriding() -> Iterator[Callable[..., None]]:
+    """Inside, ``override(name, function)`` puts ``function`` in the place of an operator of torch."""
+    with ExitStack() as undo:
         undo.enter_context(warnings.catch_warnings())
         warnings.filterwarnings("ignore", "Warning only once for all operators", UserWarning)  # overriding is the point
         library = torch.library.Library("aten", "IMPL")
@@ -37,13 +50,7 @@ def cuda_forms(*, capability: int, attention: Attention = "auto") -> Iterator[No
         def override(name: str, function: Callable[..., Any], key: str = "AutogradCPU") -> None:
             library.impl(name, function, key, allow_override=True)
 
-        override("dropout", _dropout)
-        override("softmax.int", _softmax)
-        override("log_softmax.int", _log_softmax)
-        override("scaled_dot_product_attention", _Attention(capability, attention))
-        for name, cast in _AUTOCAST_FLOAT32.items():
-            override(name, _to_float32(cast), "AutocastCPU")
-        yield
+        yield override
 
 
 def _dropout(tensor: Tensor, p: float, train: bool) -> Tensor:
@@ -218,14 +225,26 @@ def _to_float32(function: Any) -> Callable[..., Any]:
 
 @contextmanager
 def no_tracing_branches() -> Iterator[None]:
-    """The library transformers builds full masks where it sees fakes; a real run does not, and neither shall the trace."""
+    """Branches that torch and transformers take only where tensors have no data are closed, on every device.
+
+    ``linear`` adds its bias out of place to the product of a subclass's tensors; transformers builds full masks.
+    """
     masking = sys.modules.get("transformers.masking_utils")
-    if masking is None or not hasattr(masking, "is_tracing"):
-        yield
-        return
-    before = masking.is_tracing
-    masking.is_tracing = lambda *_: False  # type: ignore[attr-defined]
-    try:
-        yield
-    finally:
-        masking.is_tracing = before  # type: ignore[attr-defined]
+    before = getattr(masking, "is_tracing", None)
+    with _LOCK, _overriding() as override:
+        override("linear", _linear)
+        if before is not None:
+            masking.is_tracing = lambda *_: False  # type: ignore[union-attr]
+        try:
+            yield
+        finally:
+            if before is not None:
+                masking.is_tracing = before  # type: ignore[union-attr]
+
+
+def _linear(tensor: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """The bias is added in place where there is no fused way (aten/src/ATen/native/Linear.cpp, linear)."""
+    if bias is not None and tensor.dim() > 2 and not tensor.is_contiguous():
+        return torch.matmul(tensor, weight.t()).add_(bias)
+    result: Tensor = aten.linear.default._op_dk(torch._C.DispatchKey.CompositeImplicitAutograd, tensor, weight, bias)
+    return result

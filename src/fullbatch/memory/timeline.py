@@ -84,3 +84,8 @@ class Timeline:
     def peak_requested_bytes(self) -> int:
         """Most bytes that were live at once, before any rounding."""
         return max(self.live_bytes(), default=0)
+
+    def stage_peaks(self) -> list[int]:
+        """Most bytes that were live at once in each stage, before any rounding; its begin counts too."""
+        live = [0, *self.live_bytes()]
+        return [max(live[stage.start : stage.end + 1]) for stage in self.stages]
