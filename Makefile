@@ -15,6 +15,8 @@ demo: .venv/installed
 	@echo; echo "== A short run on real text, effective batch 64 in micro-batches of 16"
 	@$(BIN)/fullbatch train --effective-batch 64 --micro-batch 16 --updates 15 --warmup-samples 256 --eval-every 5 --out $(OUT)
 	@$(BIN)/fullbatch recipe --out $(OUT) > /dev/null
+	@echo; echo "== Out of memory with one batch, not with micro-batches: on the CPU, on a device of a predicted size"
+	@$(BIN)/python examples/memory_limit.py
 	@echo; echo "The files:"; ls $(OUT) | sed 's|^|  $(OUT)/|'
 
 test: .venv/installed

@@ -25,9 +25,9 @@ def parse_bytes(text: str, argument: str = "size") -> int:
     """
     found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*", text)
     factor = _UNITS.get(found[2].lower()) if found else None
-    if found is None or factor is None or (size := int(float(found[1]) * factor)) < 1:
+    if found is None or factor is None or not 1 <= (size := float(found[1]) * factor) < 2**63:
         raise InvalidArgument(f"{argument} {text!r}: must be a size above 0 with its unit", hint="24GiB, 512MiB, 80GB")
-    return size
+    return int(size)
 
 
 def show_bytes(size: int) -> str:

@@ -1,6 +1,9 @@
 """A simulated device runs out of memory as a real one does, and goes on as a real one does."""
 
 import copy
+import threading
+from contextlib import suppress
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -8,7 +11,8 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint_sequential
 
 from fullbatch.errors import InvalidArgument
-from fullbatch.memory.limit import OutOfMemoryError, limit
+from fullbatch.memory import limit
+from fullbatch.memory.limit import OutOfMemoryError, _accelerator_limit
 from fullbatch.units import MiB
 
 WIDTH, DEPTH, SAMPLES = 512, 6, 2048  # weights 6 MiB; an activation of one sample 2 KiB, of a batch 4 MiB
@@ -195,7 +199,95 @@ def test_the_message_adds_up():
     )
 
 
-@pytest.mark.parametrize("size", ["", "much", "0", "-1GiB", 0, -1, True, 1.5])
+@pytest.mark.parametrize("size", ["", "abc", "0", "-1MiB", "9" * 400 + "GiB", 0, -1, True, 1.5, None])
 def test_a_size_that_is_none_is_refused(size):
-    with pytest.raises(InvalidArgument, match="size above 0"), limit(size, device="cpu"):
+    with pytest.raises(InvalidArgument, match="size above 0") as caught, limit(size, device="cpu"):
+        pass
+    assert f"size {size!r}: must be" in caught.value.message
+    assert "512MiB" in caught.value.hint
+
+
+def test_a_tensor_that_outlives_the_limit_is_given_back_when_it_goes():
+    with limit("40MiB", device="cpu") as memory:
+        x = megabytes(16)
+    assert memory.allocated_bytes == 16 * MiB
+    y = x + 1  # no longer counted
+    del x
+    assert memory.allocated_bytes == 0
+    del y
+
+
+def test_random_numbers_are_those_without_a_limit():
+    def drawn():
+        torch.manual_seed(0)
+        return torch.randn(4), nn.functional.dropout(torch.ones(64)), torch.rand(3)
+
+    free, state = drawn(), torch.get_rng_state()
+    with limit("40MiB", device="cpu"):
+        limited = drawn()
+        assert torch.equal(torch.get_rng_state(), state)
+    assert all(map(torch.equal, free, limited))
+
+
+def test_another_thread_is_not_limited_and_a_backward_is():
+    made = []
+    x = torch.zeros(4 * MiB, requires_grad=True)
+    with limit("40MiB", device="cpu", holding=x) as memory:
+        thread = threading.Thread(target=lambda: made.append(megabytes(64)))
+        thread.start()
+        thread.join()
+        assert memory.allocated_bytes == 16 * MiB
+        (2 * x).sum().backward()
+        assert memory.allocated_bytes == 32 * MiB  # and its gradient
+        with pytest.raises(OutOfMemoryError):
+            (2 * x).sum().backward()
+    assert made
+
+
+class FakeCuda:
+    """torch.cuda as far as a limit asks it: a card of 1 GiB whose allocator takes only devices with an index."""
+
+    def __init__(self, fraction=1.0):
+        self.fraction, self.calls = fraction, []
+
+    def current_device(self):
+        return 0
+
+    def get_device_properties(self, device):
+        return SimpleNamespace(total_memory=1024 * MiB)
+
+    def get_per_process_memory_fraction(self, device):
+        assert device.index is not None
+        return self.fraction
+
+    def set_per_process_memory_fraction(self, fraction, device):
+        assert device.index is not None
+        self.fraction = fraction
+
+    def memory_stats(self, device):
+        return {}
+
+    def empty_cache(self):
+        self.calls.append("empty_cache")
+
+    def reset_peak_memory_stats(self, device):
+        self.calls.append("reset")
+
+
+def test_on_cuda_the_share_of_the_process_is_set_and_restored(monkeypatch):
+    cuda = FakeCuda(fraction=0.5)
+    monkeypatch.setattr(torch, "cuda", cuda)
+    with suppress(KeyError), _accelerator_limit(256 * MiB, torch.device("cuda")):
+        assert cuda.fraction == 0.25
+        assert cuda.calls == ["empty_cache", "reset"]  # what the cache held before is no part of the limit
+        raise KeyError
+    assert cuda.fraction == 0.5
+
+
+def test_a_limit_above_what_the_device_has_is_refused(monkeypatch):
+    monkeypatch.setattr(torch, "cuda", FakeCuda())
+    with (
+        pytest.raises(InvalidArgument, match=r"size 2\.00 GiB: cuda:0 has 1\.00 GiB"),
+        _accelerator_limit(2048 * MiB, torch.device("cuda")),
+    ):
         pass

@@ -89,7 +89,7 @@ def backend_of(device: str | torch.device = "auto") -> Backend:
     if place.type in ("cpu", "meta"):
         raise InvalidArgument(f"device={str(device)!r}: no accelerator", hint="measure_cpu measures on the CPU")
     if place.index is None:
-        place = torch.device(place.type, 0)
+        place = torch.device(place.type, 0 if place.type == "mps" else getattr(torch, place.type).current_device())
     return MpsBackend(place) if place.type == "mps" else TorchBackend(place)
 
 

@@ -58,9 +58,9 @@ def limit(size: str | int, *, device: str = "auto", holding: Any = ()) -> Iterat
     """Inside, the device has ``size`` bytes, and what does not fit raises ``torch.OutOfMemoryError``.
 
     On an accelerator the allocator's own limit for the process is set, and restored at the end. On the CPU all
-    plain CPU tensors are counted as if they lived on a device of that size with CUDA's caching allocator: results of
-    operators as they are made, before they are handed out, and tensors that were there before when an operator first
-    takes them. Buffers inside kernels are not seen.
+    plain CPU tensors of this thread and of its backwards are counted as if they lived on a device of that size with
+    CUDA's caching allocator: results of operators as they are made, before they are handed out, and tensors that were
+    there before when an operator first takes them. Buffers inside kernels are not seen.
 
     Args:
         size: ``"2GiB"``, or bytes.
@@ -262,9 +262,13 @@ def _accelerator_limit(size: int, device: torch.device) -> Iterator[_Accelerator
     module = getattr(torch, device.type)
     if device.type == "mps" or not hasattr(module, "set_per_process_memory_fraction"):
         raise InvalidArgument(f"device={str(device)!r}: torch cannot limit its memory", hint="device='cpu' simulates one")
+    if device.index is None:  # which the fraction does not take
+        device = torch.device(device.type, module.current_device())
     total = int(module.get_device_properties(device).total_memory)
     if size > total:
-        raise InvalidArgument(f"size {show_bytes(size)}: {device} has {show_bytes(total)}")
+        raise InvalidArgument(
+            f"size {show_bytes(size)}: {device} has {show_bytes(total)}", hint=f"limit({show_bytes(total // 2)!r})"
+        )
     read = getattr(module, "get_per_process_memory_fraction", None)  # torch >= 2.6
     before = float(read(device)) if read is not None else 1.0
     module.empty_cache()
