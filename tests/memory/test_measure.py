@@ -12,7 +12,8 @@ from fullbatch.errors import InvalidArgument
 from fullbatch.memory.backend import backend_of, is_out_of_memory
 from fullbatch.memory.limit import limit
 from fullbatch.memory.measure import measure_cpu, measure_device
-from fullbatch.units import MiB
+from fullbatch.memory.simulated import SimulatedBackend
+from fullbatch.units import GiB, MiB, parse_bytes
 
 WIDTH, SAMPLES = 1024, 256
 WEIGHT, BATCH = WIDTH * WIDTH * 4, SAMPLES * WIDTH * 4  # 4 MiB, 1 MiB
@@ -28,44 +29,21 @@ def run(measure=measure_cpu, **settings):
     return measure(model, lambda model, x: model(x).sum(), torch.zeros(SAMPLES, WIDTH), **settings)
 
 
-class CountedDevice:
-    """A backend whose device is the CPU under a limit, and whose driver takes 100 MiB for itself."""
+class CountedDevice(SimulatedBackend):
+    """A limited device on the CPU whose driver takes 100 MiB for itself, and which keeps a history."""
 
-    device = torch.device("cpu")
-
-    def __init__(self, memory):
-        self.memory = memory
+    def __init__(self, limit_bytes):
+        super().__init__(limit_bytes)
         self.calls = []
 
     def name(self):
         return "counted"
 
-    def total_bytes(self):
-        return None
-
-    def allocated_bytes(self):
-        return self.memory.allocated_bytes
-
-    def reserved_bytes(self):
-        return self.memory.reserved_bytes
-
-    def peak_allocated_bytes(self):
-        return self.memory.peak_allocated_bytes
-
-    def peak_reserved_bytes(self):
-        return self.memory.peak_reserved_bytes
-
-    def reset_peaks(self):
-        self.memory.reset_peaks()
-
-    def empty_cache(self):
-        self.memory.empty_cache()
-
     def synchronize(self):
         self.calls.append("synchronize")
 
     def device_used_bytes(self):
-        return self.memory.reserved_bytes + 100 * MiB
+        return self.reserved_bytes() + 100 * MiB
 
     def record_history(self, on):
         self.calls.append(f"record {on}")
@@ -115,8 +93,7 @@ def test_a_model_elsewhere_is_refused_by_the_cpu():
 
 
 def on_counted_device(size, **settings):
-    with limit(size, device="cpu") as memory:
-        backend = CountedDevice(memory)
+    with CountedDevice(parse_bytes(size)) as backend:
         return run(measure_device, backend=backend, **settings), backend
 
 
@@ -138,6 +115,23 @@ def test_the_cpu_and_a_device_agree_but_for_rounding():
     assert device.peak_allocated_bytes == pytest.approx(cpu.peak_allocated_bytes + WEIGHT, abs=4096)
 
 
+def test_a_model_that_is_not_copied_is_trained_itself_and_counts_once():
+    cpu, (device, _) = run(), on_counted_device("1GiB", copied=False)
+    assert device.peak_allocated_bytes == pytest.approx(cpu.peak_allocated_bytes, abs=4096)
+
+
+def test_the_cache_stays_from_one_run_to_the_next_unless_it_is_emptied():
+    with CountedDevice(GiB) as backend:
+        first = run(measure_device, backend=backend, copied=False)
+        held = backend.reserved_bytes()
+        warm = run(measure_device, backend=backend, copied=False, empty_cache=False)
+        cold = run(measure_device, backend=backend, copied=False)
+    assert backend.allocated_bytes() == 0
+    assert warm.stages[0].reserved_bytes == held
+    assert cold.stages == first.stages
+    assert cold.stages[0].reserved_bytes < held
+
+
 def test_out_of_memory_ends_the_run_and_keeps_figures_and_history(tmp_path):
     measurement, backend = on_counted_device("25MiB", snapshot=tmp_path / "oom.pickle")
     assert measurement.stages[-1].name in ("backward", "update")
@@ -147,11 +141,9 @@ def test_out_of_memory_ends_the_run_and_keeps_figures_and_history(tmp_path):
 
 
 def test_another_error_is_raised_and_ends_the_record(tmp_path):
-    with limit("1GiB", device="cpu") as memory:
-        backend = CountedDevice(memory)
-        with pytest.raises(RuntimeError, match="shapes"):
-            measure_device(nn.Linear(4, 4), lambda model, x: model(x), torch.zeros(2, 5), optimizer=adamw,
-                           backend=backend, snapshot=tmp_path / "file")  # fmt: skip
+    with CountedDevice(GiB) as backend, pytest.raises(RuntimeError, match="shapes"):
+        measure_device(nn.Linear(4, 4), lambda model, x: model(x), torch.zeros(2, 5), optimizer=adamw,
+                       backend=backend, snapshot=tmp_path / "file")  # fmt: skip
     assert backend.calls[-1] == "record False"
 
 

@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map
 
 from fullbatch.device import pick
 from fullbatch.errors import InvalidArgument
@@ -35,6 +37,9 @@ class Backend(Protocol):
 
     def total_bytes(self) -> int | None:
         """All memory of the device."""
+
+    def take(self, what: Any) -> Any:
+        """A module, which is moved, or any nesting of tensors, on the device."""
 
     def allocated_bytes(self) -> int:
         """In live tensors."""
@@ -104,7 +109,23 @@ def is_out_of_memory(error: BaseException) -> bool:
     )
 
 
-class TorchBackend:
+class _OnDevice:
+    """What moves to a device of torch.
+
+    Args:
+        device: With its index.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+
+    def take(self, what: Any) -> Any:
+        if isinstance(what, nn.Module):
+            return what.to(self.device)
+        return tree_map(lambda part: part.to(self.device) if isinstance(part, Tensor) else part, what)
+
+
+class TorchBackend(_OnDevice):
     """A device that keeps statistics as CUDA does.
 
     They come from ``torch.accelerator``, or before torch 2.9 from ``torch.cuda`` and its like.
@@ -114,7 +135,7 @@ class TorchBackend:
     """
 
     def __init__(self, device: torch.device) -> None:
-        self.device = device
+        super().__init__(device)
         self._module: Any = getattr(torch, device.type)
         accelerator = getattr(torch, "accelerator", None)
         self._memory: Any = accelerator if hasattr(accelerator, "max_memory_allocated") else self._module
@@ -171,15 +192,12 @@ class TorchBackend:
         return memory if hasattr(memory, "_record_memory_history") else self._module
 
 
-class MpsBackend:
+class MpsBackend(_OnDevice):
     """Apple's GPU: no peaks, so those are ``None``, and no history.
 
     Args:
         device: ``mps:0``.
     """
-
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
 
     def name(self) -> str:
         return "Apple GPU"

@@ -82,7 +82,7 @@ def limit(size: str | int, *, device: str = "auto", holding: Any = ()) -> Iterat
         with _accelerator_limit(wanted, place) as accelerator:
             yield accelerator
         return
-    simulated = _SimulatedDevice(wanted)
+    simulated = SimulatedDevice(wanted)
     simulated.hold(holding)
     with simulated:
         yield simulated
@@ -99,8 +99,12 @@ def _size(size: str | int) -> int:
 # On the CPU
 
 
-class _SimulatedDevice(TorchDispatchMode):
-    """Counts the storages of CPU tensors in a simulator of CUDA's allocator."""
+class SimulatedDevice(TorchDispatchMode):
+    """While entered, counts the storages of CPU tensors in a simulator of CUDA's allocator.
+
+    Args:
+        limit_bytes: Size of the device.
+    """
 
     def __init__(self, limit_bytes: int) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import json
 import tempfile
 from collections.abc import Iterable
@@ -13,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile, record_function
-from torch.utils._pytree import tree_map
 
 from fullbatch.errors import FullbatchError, InvalidArgument
 from fullbatch.evidence import Evidence, measured
@@ -38,6 +38,7 @@ class StagePeak:
         peak_allocated_bytes: Most bytes in live tensors at once.
         allocated_bytes: Bytes in live tensors at the end.
         peak_reserved_bytes: Most bytes that the caching allocator held; ``None`` where there is none.
+        reserved_bytes: Bytes that it held at the end; ``None`` where there is none.
         device_used_bytes: What the driver reports at the end, for all processes; ``None`` where it does not.
     """
 
@@ -47,6 +48,7 @@ class StagePeak:
     peak_allocated_bytes: int
     allocated_bytes: int
     peak_reserved_bytes: int | None = None
+    reserved_bytes: int | None = None
     device_used_bytes: int | None = None
 
 
@@ -177,6 +179,8 @@ def measure_device(
     device: str | torch.device = "auto",
     backend: Backend | None = None,
     snapshot: str | Path | None = None,
+    copied: bool = True,
+    empty_cache: bool = True,
     **settings: Unpack[Settings],
 ) -> Measurement:
     """What the device's allocator and driver report while a copy of ``model`` trains there.
@@ -185,13 +189,15 @@ def measure_device(
     memory runs out, the figures up to there and the error's message are returned.
 
     Args:
-        model: It is copied, not changed.
+        model: It is copied, and not changed, unless ``copied`` is ``False``.
         loss: ``loss(model, micro)``: a scalar tensor or a dict of them.
         batch: One micro-batch.
         optimizer: Makes the optimizer from the parameters that require a gradient.
         device: ``auto`` (the accelerator that torch finds), or its name.
         backend: Memory of the device; default: that of ``device``.
         snapshot: File for the allocator's history in torch's format; also written where memory ran out.
+        copied: ``False``: the model itself is moved to the device and trained.
+        empty_cache: What the allocator still holds from before is given back first.
         settings: Of the loop: see :class:`~fullbatch.memory.loop.Loop`.
 
     Raises:
@@ -199,19 +205,20 @@ def measure_device(
     """
     if backend is None:
         backend = backend_of(device)
-    place = backend.device
     loop, stages = Loop(loss=loss, optimizer=optimizer, **settings), _DeviceStages(backend)
     if snapshot is not None and not backend.record_history(True):
         raise InvalidArgument(f"snapshot={str(snapshot)!r}: {backend.name()} keeps no history of its allocator")
-    backend.empty_cache()
+    gc.collect()  # an earlier run's tensors may hang in cycles
+    if empty_cache:
+        backend.empty_cache()
     message: str | None = None
     alive: Any = None
     try:
         stages.stage("model")
-        copied = copy.deepcopy(model).to(place)
+        there = backend.take(copy.deepcopy(model) if copied else model)
         stages.stage("batch")
-        micro = tree_map(lambda part: part.to(place) if isinstance(part, Tensor) else part, batch)
-        alive = loop.run(copied, micro, stages)
+        micro = backend.take(batch)
+        alive = loop.run(there, micro, stages)
     except RuntimeError as error:
         if not is_out_of_memory(error):
             raise
@@ -222,7 +229,7 @@ def measure_device(
             backend.record_history(False)
     stages.end()
     del alive
-    evidence = replace(measured(torch.device("cpu")), device=f"{place} ({backend.name()})")
+    evidence = replace(measured(torch.device("cpu")), device=f"{backend.device} ({backend.name()})")
     return Measurement(
         stages=tuple(stages.peaks),
         evidence=evidence,
@@ -259,6 +266,7 @@ class _DeviceStages:
                     peak_allocated_bytes=allocated if peak_allocated is None else peak_allocated,
                     allocated_bytes=allocated,
                     peak_reserved_bytes=reserved if peak_reserved is None else peak_reserved,
+                    reserved_bytes=reserved,
                     device_used_bytes=backend.device_used_bytes(),
                 )
             )
