@@ -1,15 +1,17 @@
 """Real runs are measured stage by stage: what they hold is what arithmetic says."""
 
 import json
+import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import nn
 
 from fullbatch.errors import InvalidArgument
-from fullbatch.memory.backend import backend_of, is_out_of_memory
+from fullbatch.memory.backend import TorchBackend, backend_of, is_out_of_memory
 from fullbatch.memory.limit import limit
 from fullbatch.memory.measure import measure_cpu, measure_device
 from fullbatch.memory.simulated import SimulatedBackend
@@ -168,6 +170,35 @@ def test_a_device_that_is_none_says_what_to_do(device):
     with pytest.raises(InvalidArgument, match="device=") as caught:
         backend_of(device)
     assert caught.value.hint
+
+
+class Nvml:
+    """nvidia-ml-py, with one card of which 3 GiB are used."""
+
+    NVMLError = RuntimeError
+
+    def nvmlInit(self):  # noqa: N802
+        self.open = True
+
+    def nvmlShutdown(self):  # noqa: N802
+        self.open = False
+
+    def nvmlDeviceGetHandleByUUID(self, uuid):  # noqa: N802
+        if uuid != "GPU-12ab":
+            raise self.NVMLError(uuid)
+        return uuid
+
+    def nvmlDeviceGetMemoryInfo(self, handle):  # noqa: N802
+        return SimpleNamespace(used=3 * GiB)
+
+
+@pytest.mark.parametrize(("nvml", "uuid", "used"), [(Nvml(), "12ab", 3), (Nvml(), "34cd", 5), (None, "12ab", 5)])
+def test_the_driver_is_asked_through_nvml_and_else_through_cuda(monkeypatch, nvml, uuid, used):
+    monkeypatch.setitem(sys.modules, "pynvml", nvml)  # None: it is not installed
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(uuid=uuid))
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (3 * GiB, 8 * GiB))
+    assert TorchBackend(torch.device("cuda", 0)).device_used_bytes() == used * GiB
+    assert nvml is None or nvml.open is False
 
 
 def test_memory_that_ran_out_is_known_by_type_or_by_message():

@@ -69,6 +69,11 @@ class Run:
             raise not_one_of("--outputs-live", self.outputs_live, _LIVE)
 
 
+def first_batch(task: Task, run: Run) -> Any:
+    """One micro-batch of ``task``."""
+    return task.batch(run.micro_batch, torch.Generator().manual_seed(run.seed))
+
+
 def predict(task: Task, setup: Setup, run: Run) -> Anatomy:
     """The anatomy of ``task``, predicted.
 
@@ -76,7 +81,7 @@ def predict(task: Task, setup: Setup, run: Run) -> Anatomy:
         InvalidArgument: No such device or setting, or the task needs the values of tensors.
     """
     card, allocator = find_card(run.device, "--device"), parse_settings(run.alloc_conf)
-    batch = task.batch(run.micro_batch, torch.Generator().manual_seed(run.seed))
+    batch = first_batch(task, run)
     given: dict[str, Any] = {"task": task.name, **vars(setup), **vars(run)}
     try:
         return anatomy(

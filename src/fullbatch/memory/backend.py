@@ -169,7 +169,9 @@ class TorchBackend(_OnDevice):
 
     def device_used_bytes(self) -> int | None:
         if self.device.type == "cuda" and torch.version.hip is None:
-            return _nvidia_used_bytes(str(self._module.get_device_properties(self.device).uuid))
+            used = _nvidia_used_bytes(str(self._module.get_device_properties(self.device).uuid))
+            if used is not None:
+                return used
         if self.device.type == "musa":
             return _musa_used_bytes(self.device.index)
         if hasattr(self._module, "mem_get_info"):

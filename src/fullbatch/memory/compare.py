@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -18,6 +19,7 @@ from fullbatch.memory.loop import Loss, MakeOptimizer, Settings
 from fullbatch.memory.measure import Measurement, measure_cpu, measure_device
 from fullbatch.memory.playback import StageMemory
 from fullbatch.memory.predict_cpu import predict_cpu
+from fullbatch.memory.simulated import SimulatedBackend
 from fullbatch.memory.timeline import Timeline
 from fullbatch.memory.trace import trace
 from fullbatch.plain import plain
@@ -72,6 +74,8 @@ class Comparison:
 
     Attributes:
         stages: In order; where memory ran out, up to the stage in which it did.
+        predicted_peak_allocated_bytes: Most in live tensors, of a run that goes to its end.
+        predicted_peak_reserved_bytes: Most that the caching allocator holds, of such a run; ``None`` where there is none.
         predicted: How the predicted figures were obtained.
         measured: How the measured ones were.
         verdict: What was predicted of the device that the run was on; empty where there is no limit.
@@ -81,6 +85,8 @@ class Comparison:
     """
 
     stages: tuple[StagePair, ...]
+    predicted_peak_allocated_bytes: int
+    predicted_peak_reserved_bytes: int | None
     predicted: Evidence
     measured: Evidence
     verdict: str = ""
@@ -168,11 +174,12 @@ def compare_device(
     else:
         found = anatomy(model, loss, batch, optimizer=optimizer, card=card_of(backend), command=command, **settings)
         stages, evidence, verdict, notes = found.stages, found.evidence, str(found.verdict), tuple(found.notes)
-    measurement = measure_device(
-        model, loss, batch, optimizer=optimizer, backend=backend, snapshot=snapshot, copied=False, empty_cache=empty_cache,
-        **settings,
-    )  # fmt: skip
-    return _paired(_of_stages(stages, measurement), measurement, evidence, verdict=verdict, notes=notes)
+    with backend if isinstance(backend, SimulatedBackend) else nullcontext():
+        measurement = measure_device(
+            model, loss, batch, optimizer=optimizer, backend=backend, snapshot=snapshot, copied=False, empty_cache=empty_cache,
+            **settings,
+        )  # fmt: skip
+    return _paired(_of_stages(stages), measurement, evidence, verdict=verdict, notes=notes)
 
 
 def card_of(backend: Backend) -> Card:
@@ -194,13 +201,14 @@ def card_of(backend: Backend) -> Card:
 
 
 def _paired(
-    stages: Iterator[_Predicted],
+    stages: list[_Predicted],
     measurement: Measurement,
     evidence: Evidence,
     *,
     verdict: str = "",
     notes: tuple[str, ...] = (),
 ) -> Comparison:
+    reserved = [stage.peak_reserved for stage in stages if stage.peak_reserved is not None]
     pairs = tuple(
         StagePair(
             name=seen.name,
@@ -220,6 +228,8 @@ def _paired(
     )
     return Comparison(
         stages=pairs,
+        predicted_peak_allocated_bytes=max(stage.peak_allocated for stage in stages),
+        predicted_peak_reserved_bytes=max(reserved, default=None),
         predicted=evidence,
         measured=replace(measurement.evidence, command=evidence.command),
         verdict=verdict,
@@ -229,19 +239,16 @@ def _paired(
     )
 
 
-def _of_timeline(timeline: Timeline) -> Iterator[_Predicted]:
+def _of_timeline(timeline: Timeline) -> list[_Predicted]:
     live = [0, *timeline.live_bytes()]
-    for stage, peak in zip(timeline.stages, timeline.stage_peaks(), strict=True):
-        yield _Predicted(live[stage.end], peak)
+    return [_Predicted(live[one.end], peak) for one, peak in zip(timeline.stages, timeline.stage_peaks(), strict=True)]
 
 
-def _of_stages(stages: Sequence[StageMemory], measurement: Measurement) -> Iterator[_Predicted]:
-    """The predicted stage of each measured one; one predicted stage may stand for several micro-batches."""
-    for seen in measurement.stages:
-        stage = next(
-            stage
-            for stage in stages
-            if (stage.name, stage.update) == (seen.name, seen.update)
-            and stage.micro_batch <= seen.micro_batch <= stage.last_micro_batch
-        )
-        yield _Predicted(stage.allocated_bytes, stage.peak_allocated_bytes, stage.reserved_bytes, stage.peak_reserved_bytes)
+def _of_stages(stages: Sequence[StageMemory]) -> list[_Predicted]:
+    """In the order of the run: what stands for several micro-batches comes once for each."""
+    every = [(stage, number) for stage in stages for number in range(stage.micro_batch, stage.last_micro_batch + 1)]
+    every.sort(key=lambda one: (one[0].update, one[0].name == "update", one[1]))  # forward stays before backward
+    return [
+        _Predicted(stage.allocated_bytes, stage.peak_allocated_bytes, stage.reserved_bytes, stage.peak_reserved_bytes)
+        for stage, _ in every
+    ]

@@ -17,9 +17,11 @@ from fullbatch.device import pick
 from fullbatch.errors import InvalidArgument
 from fullbatch.memory.allocator import CachingAllocator, OutOfMemory
 from fullbatch.memory.blocks import Block
+from fullbatch.memory.cpu_kernels import CpuKernels
 from fullbatch.units import GiB, MiB, parse_bytes, show_bytes
 
 OutOfMemoryError: type[RuntimeError] = getattr(torch, "OutOfMemoryError", torch.cuda.OutOfMemoryError)  # torch 2.4: cuda's
+_KERNELS = CpuKernels()
 _PLAIN = (Tensor, nn.Parameter)  # a subclass wraps plain tensors, and these are seen themselves
 
 
@@ -60,7 +62,8 @@ def limit(size: str | int, *, device: str = "auto", holding: Any = ()) -> Iterat
     On an accelerator the allocator's own limit for the process is set, and restored at the end. On the CPU all
     plain CPU tensors of this thread and of its backwards are counted as if they lived on a device of that size with
     CUDA's caching allocator: results of operators as they are made, before they are handed out, and tensors that were
-    there before when an operator first takes them. Buffers inside kernels are not seen.
+    there before when an operator first takes them; of buffers inside kernels, those that
+    :class:`~fullbatch.memory.cpu_kernels.CpuKernels` knows.
 
     Args:
         size: ``"2GiB"``, or bytes.
@@ -122,6 +125,7 @@ class SimulatedDevice(TorchDispatchMode):
         out = func(*args, **kwargs)
         try:
             self._enter((out,))
+            self._pass(size for _, size in _KERNELS.temporaries(func, args, out))
         except BaseException:
             del out  # a traceback that is kept does not keep the result
             raise
@@ -178,6 +182,16 @@ class SimulatedDevice(TorchDispatchMode):
                         self._count(storage, storage.nbytes())
             elif isinstance(value, (list, tuple)):
                 self._enter(value)
+
+    def _pass(self, sizes: Iterable[int]) -> None:
+        """Take ``sizes`` together and give them back: what a kernel has while it runs."""
+        blocks: list[Block | None] = []
+        try:
+            for size in sizes:
+                blocks.append(self._malloc(size))
+        finally:
+            for block in blocks:
+                self._allocator.free(block)
 
     def _room(self, tensor: Tensor, size: int) -> None:
         """Storage of ``tensor`` grows to ``size`` bytes, if it has less: the old one goes when the new one is there."""

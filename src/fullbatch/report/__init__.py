@@ -1,6 +1,7 @@
 """Figures as tables, pictures, files and pages."""
 
 from fullbatch.files import JsonLines, write_json, write_text
+from fullbatch.report.measured import measured_stretch_tables, measured_tables, plot_measured, plot_measured_stretch
 from fullbatch.report.memory import anatomy_tables, cards_table, plot_anatomy, plot_stretch, stretch_tables
 from fullbatch.report.plots import plot_curve, plot_run
 from fullbatch.report.recipe import recipe
@@ -14,8 +15,12 @@ __all__ = [
     "broken_table",
     "cards_table",
     "curve_table",
+    "measured_stretch_tables",
+    "measured_tables",
     "plot_anatomy",
     "plot_curve",
+    "plot_measured",
+    "plot_measured_stretch",
     "plot_run",
     "plot_stretch",
     "proof_table",

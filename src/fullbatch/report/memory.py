@@ -73,7 +73,7 @@ def anatomy_tables(found: Anatomy, width: int, top: int) -> list[RenderableType]
             largest = max(found.parts.items(), key=lambda part: part[1])
             where = ", ".join(part for part in (failure.owner.module, failure.owner.line) if part)
             shown.append(
-                f"runs out in {_stage(failure.stage, failure.update, failure.micro_batch, failure.micro_batch)}: "
+                f"runs out in {in_words(failure.stage, failure.update, failure.micro_batch, failure.micro_batch)}: "
                 f"{failure.owner.operator} asks for {show_bytes(failure.requested_bytes)}{f' ({where})' if where else ''}"
             )
             shown.append(f"largest part: {largest[0]}, {show_bytes(largest[1])}")
@@ -123,10 +123,11 @@ def _stages_table(stages: Sequence[StageMemory], width: int) -> Table:
 
 def stage_name(stage: StageMemory) -> str:
     """``update 1, micro-batches 2..4 forward``."""
-    return _stage(stage.name, stage.update, stage.micro_batch, stage.last_micro_batch)
+    return in_words(stage.name, stage.update, stage.micro_batch, stage.last_micro_batch)
 
 
-def _stage(name: str, update: int, first: int, last: int) -> str:
+def in_words(name: str, update: int, first: int, last: int) -> str:
+    """A stage of micro-batches ``first`` to ``last``: ``update 1, micro-batches 2..4 forward``."""
     if not update:
         return {"model": "model loaded", "batch": "batch loaded"}.get(name, name)
     if not first:
