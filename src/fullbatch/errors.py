@@ -6,6 +6,7 @@ FullbatchError
 │   ├── BatchError                 a batch that cannot be split or counted
 │   ├── LossError                  a loss that is not the mean it should be
 │   ├── OptimizerError             an optimizer that does not belong to the model
+│   ├── SnapshotError              a memory snapshot that cannot be read
 │   └── TaskError                  a task that cannot be loaded or lacks a part
 ├── OutputError (OSError)          a file that cannot be written
 └── HookedStep (RuntimeError)      an optimizer steps in the middle of a window
@@ -52,6 +53,10 @@ class LossError(InvalidArgument):
 
 class OptimizerError(InvalidArgument):
     """An optimizer that does not hold the model's parameters, or cannot take one step a window."""
+
+
+class SnapshotError(InvalidArgument):
+    """A memory snapshot that is damaged, hostile, or something else."""
 
 
 class TaskError(InvalidArgument):

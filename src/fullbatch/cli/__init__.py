@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from fullbatch.cli import anatomy, devices, prove, recipe, stretch, sweep, train
+from fullbatch.cli import anatomy, devices, prove, recipe, snapshot, stretch, sweep, train
 from fullbatch.errors import FullbatchError, TaskError
 from fullbatch.version import __version__
 
@@ -26,6 +26,7 @@ app.command("train")(train.command)
 app.command("recipe")(recipe.command)
 app.command("anatomy")(anatomy.command)
 app.command("stretch")(stretch.command)
+app.command("snapshot")(snapshot.command)
 app.command("devices")(devices.command)
 
 

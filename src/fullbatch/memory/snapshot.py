@@ -6,6 +6,7 @@ Source of the format: torch/csrc/cuda/memory_snapshot.cpp and torch/cuda/_memory
 from __future__ import annotations
 
 import pickle
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -37,8 +38,22 @@ def predicted_snapshot(timeline: Timeline, settings: AllocatorSettings | None = 
             allocator.free(live.pop(event.block, None))
         elif (block := allocator.malloc(event.size, tag=timeline.owners[event.block])) is not None:
             live[event.block] = block
-    segments = [_segment(blocks, allocator.settings) for blocks in allocator.segments(live.values())]
-    return {"segments": segments, "device_traces": [_entries(history)]}
+    return allocator_snapshot(allocator, live.values(), history)
+
+
+def allocator_snapshot(allocator: CachingAllocator, live: Iterable[Block], history: list[Call]) -> dict[str, Any]:
+    """The snapshot of a simulated ``allocator``, as device 0.
+
+    Args:
+        allocator: As it is now.
+        live: All blocks that it gave out and that were not freed; the tag of each is its :class:`Owner`, or ``None``.
+        history: What it filled in.
+    """
+    return {
+        "segments": [_segment(blocks, allocator.settings) for blocks in allocator.segments(live)],
+        "device_traces": [_entries(history)],
+        "allocator_settings": _settings(allocator.settings),
+    }
 
 
 def write_snapshot(path: Path, snapshot: dict[str, Any]) -> None:
@@ -72,6 +87,15 @@ def _segment(blocks: list[Block], settings: AllocatorSettings) -> dict[str, Any]
             }
             for block in blocks
         ],
+    }
+
+
+def _settings(settings: AllocatorSettings) -> dict[str, Any]:
+    return {
+        "max_split_size": -1 if settings.max_split_size_bytes is None else settings.max_split_size_bytes,
+        "garbage_collection_threshold": settings.garbage_collection_threshold,
+        "expandable_segments": settings.expandable_segments,
+        "roundup_power2_divisions": {str(2**n): steps for n, steps in enumerate(settings.roundup_power2_divisions)},
     }
 
 
