@@ -276,9 +276,8 @@ def _notes(history: History, segments: list[Segment]) -> list[str]:
             "dropped (max_entries), or it was begun late; a peak before it is not seen, and replays place them anew"
         )
     if history.contradictions:
-        notes.append(
-            f"{history.contradictions:,} entries contradict the segments: recording ended before the snapshot was taken"
-        )
+        one = "1 entry contradicts" if history.contradictions == 1 else f"{history.contradictions:,} entries contradict"
+        notes.append(f"{one} the segments: recording ended before the snapshot was taken")
     if any(segment.private for segment in segments):
         notes.append("there are private pools, as CUDA graphs have: replays keep them in the common one")
     return notes

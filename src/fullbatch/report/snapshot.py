@@ -50,7 +50,8 @@ def _past(device: int, past: Past, width: int, top: int) -> list[RenderableType]
     for event in past.ran_out:
         shown += [
             f"device {device}, OUT OF MEMORY at entry {event.entry:,}: {event.line} asks for "
-            f"{show_bytes(event.requested_bytes)}; {show_bytes(event.device_free_bytes)} free on the device, {show_bytes(event.reserved_bytes)} reserved, "
+            f"{show_bytes(event.requested_bytes)}; "
+            f"{show_bytes(event.device_free_bytes)} free on the device, {show_bytes(event.reserved_bytes)} reserved, "
             f"{show_bytes(event.reserved_bytes - event.allocated_bytes)} of it cached",
             _holders_table(event.holders, event.allocated_bytes, width, top),
             "",
