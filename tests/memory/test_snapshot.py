@@ -43,7 +43,7 @@ def ran(program, conf=""):
             live.append(block)
         else:
             allocator.free(live.pop(which % len(live)))
-        state = {block.address: (block.size, block.requested) for block in live}
+        state = {block.address: (block.size, block.requested, block.pool.stream) for block in live}
         moments += [(state, allocator.allocated_bytes, allocator.reserved_bytes)] * (len(history) + 1 - len(moments))
     return allocator, live, history, moments
 
@@ -79,7 +79,7 @@ def test_the_start_of_a_history_that_was_cut_is_rebuilt_to_the_byte(program, con
     assert found.contradictions == 0
     if cut == 0 or history[cut - 1].action in ("alloc", "free_completed"):  # not inside of a call
         state, allocated, reserved = moments[cut]
-        assert {address: block[:2] for address, block in found.before.items()} == state
+        assert {address: block[:3] for address, block in found.before.items()} == state
         assert (sum(block.size for block in found.before.values()), found.before_reserved_bytes) == (allocated, reserved)
     *_, end = found.walk()
     assert {address: block[:2] for address, block in end.live.items()} == {b.address: (b.size, b.requested) for b in live}
@@ -193,6 +193,21 @@ def test_the_limit_of_a_record_is_where_it_failed():
     assert recorded_limit(History(check_snapshot(data), 0)) == 30 * MiB + 36 * MiB - 1
     del data["device_traces"][0][-1]
     assert recorded_limit(History(check_snapshot(data), 0)) is None
+
+
+def test_the_cache_that_a_record_emptied_for_want_of_memory_stays_where_there_is_enough():
+    allocator, live, history = failed(62 * MiB)
+    found = History(check_snapshot(allocator_snapshot(allocator, live, history)), 0)
+    assert replay(found, found.settings, 2 * GiB).reserved_bytes == 6 * 10 * MiB + 36 * MiB
+
+
+def test_a_cached_segment_that_is_whole_is_unusable_but_not_split():
+    allocator, live, history, _ = ran([(12 * MiB, 0, 0), (0, 0, 0), (5 * MiB, 0, 0), (13 * MiB, 0, 0), (0, 1, 0)])
+    (device,) = dissect(check_snapshot(allocator_snapshot(allocator, live, history)), file="x").devices
+    free = sum(block.size for block in allocator.free_blocks())
+    whole = sum(block.size for block in allocator.free_blocks() if block.previous is None and block.next is None)
+    assert 0 < whole < free == device.unusable_bytes
+    assert device.inactive_split_bytes == free - whole
 
 
 def test_blocks_from_before_the_record_are_told_as_such():
