@@ -132,7 +132,7 @@ def compare_cpu(
     measurement = measure_cpu(model, loss, batch, optimizer=optimizer, **settings)
     notes = []
     if torch.backends.mkldnn.enabled:
-        notes.append("oneDNN is on: its copies and workspaces (LSTM, convolution, products in bfloat16) are not predicted")
+        notes.append("oneDNN is on: for the size of its buffers, each kind of its kernels was run once by itself")
     return _paired(
         _of_timeline(timeline), measurement, predicted("the kernels of the CPU", command), notes=(*timeline.notes, *notes)
     )

@@ -1,8 +1,6 @@
 """What the CPU's kernels take beside their results: buffers that no dispatch shows.
 
-oneDNN is left out: it chooses blocked layouts, workspaces and scratchpads by the processor's instruction set
-(convolutions, LSTMs, products in bfloat16). A trace agrees with a run where ``torch.backends.mkldnn`` is off, and
-misses oneDNN's buffers where it is on: see ``docs/prediction-cpu.md``.
+Those of torch's own kernels follow from its sources; oneDNN is asked: see :mod:`fullbatch.memory.onednn`.
 """
 
 from __future__ import annotations
@@ -14,12 +12,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fullbatch.memory.onednn import scratch_bytes
+
 aten = torch.ops.aten
 
 
 @dataclass(frozen=True, kw_only=True)
 class CpuKernels:
-    """The kernels of torch's own CPU backend."""
+    """The kernels of the CPU.
+
+    Attributes:
+        onednn: Ask oneDNN for what it takes.
+    """
+
+    onednn: bool = True
 
     def lasting(self, func: Any, args: tuple[Any, ...], out: Any) -> Iterable[tuple[str, int]]:
         """None: no library keeps memory that comes from torch's allocator."""
@@ -27,6 +33,8 @@ class CpuKernels:
 
     def temporaries(self, func: Any, args: tuple[Any, ...], out: Any) -> Iterable[tuple[str, int]]:
         """Buffers that the kernel of ``func`` takes and gives back."""
+        if self.onednn and (size := scratch_bytes(func, args)):
+            yield "oneDNN: copies and scratchpad", size
         if func is aten.convolution.default:
             image, weight, _, stride, padding, dilation, transposed, _, groups = args
             yield from _columns(image, weight, out, stride, padding, dilation, transposed, groups)
@@ -36,6 +44,9 @@ class CpuKernels:
             yield from _flash_buffers(args[0], args[1], forward=True)
         elif func is aten._scaled_dot_product_flash_attention_for_cpu_backward.default:
             yield from _flash_buffers(args[1], args[2], forward=False)
+        elif func in (aten.mean.dim, aten.mean.default) and args[0].dtype in (torch.bfloat16, torch.float16):
+            # aten/src/ATen/native/ReduceOps.cpp, mean_out: summed in float32
+            yield "mean: operand and sum in float32", (args[0].numel() + out.numel()) * 4
         elif func is aten.convolution_backward.default:
             grad, image, weight, _, stride, padding, dilation, transposed, _, groups, _ = args
             yield from _columns(image, weight, grad, stride, padding, dilation, transposed, groups)

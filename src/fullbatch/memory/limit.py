@@ -21,7 +21,7 @@ from fullbatch.memory.cpu_kernels import CpuKernels
 from fullbatch.units import GiB, MiB, parse_bytes, show_bytes
 
 OutOfMemoryError: type[RuntimeError] = getattr(torch, "OutOfMemoryError", torch.cuda.OutOfMemoryError)  # torch 2.4: cuda's
-_KERNELS = CpuKernels()
+_KERNELS = CpuKernels(onednn=False)
 _PLAIN = (Tensor, nn.Parameter)  # a subclass wraps plain tensors, and these are seen themselves
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import copy
 import gc
-import json
-import tempfile
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,11 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from torch.profiler import ProfilerActivity, profile, record_function
+from torch.profiler import profile, record_function
 
-from fullbatch.errors import FullbatchError, InvalidArgument
+from fullbatch.errors import InvalidArgument
 from fullbatch.evidence import Evidence, measured
 from fullbatch.memory.backend import Backend, backend_of, is_out_of_memory
+from fullbatch.memory.events import live_bytes, profiled
 from fullbatch.memory.loop import Loop, Loss, MakeOptimizer, Settings, named_tensors
 from fullbatch.plain import plain
 
@@ -109,7 +108,7 @@ def measure_cpu(
         if tensor.device.type != "cpu":
             raise InvalidArgument(f"model: {name or 'it'} has a tensor on {tensor.device}, not on the CPU", hint="model.cpu()")
     loop, marks = Loop(loss=loss, optimizer=optimizer, **settings), _Marks()
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+    with profiled() as profiler:
         marks.stage("model")
         copied = copy.deepcopy(model)
         marks.stage("batch")
@@ -139,31 +138,15 @@ class _Marks:
 
 def _stage_peaks(profiler: profile, stages: list[tuple[str, int, int]]) -> Iterable[StagePeak]:
     """Peaks of all ``stages`` but the last, which marks the end."""
-    with tempfile.TemporaryDirectory() as folder:  # the profile as a file is the public way to the addresses
-        path = Path(folder) / "profile.json"
-        profiler.export_chrome_trace(str(path))
-        events = json.loads(path.read_text())["traceEvents"]
-    seen = [event for event in events if event.get("name") == "[memory]" or str(event.get("name")).startswith(_MARK)]
-    if not any(event["name"] == "[memory]" for event in seen):
-        raise FullbatchError(f"torch {torch.__version__}: its profiler reports no memory events")
-    sizes: dict[int, int] = {}  # by address
-    live = peak = 0
-    number = -1
-    for event in sorted(seen, key=lambda event: float(event["ts"])):
-        if event["name"] != "[memory]":
+    peak, number = 0, -1
+    for live, begins in live_bytes(profiler, lambda name: name.startswith(_MARK)):
+        if begins:
             if number >= 0:
                 name, update, micro_batch = stages[number]
                 yield StagePeak(
                     name=name, update=update, micro_batch=micro_batch, peak_allocated_bytes=peak, allocated_bytes=live
                 )
             number, peak = number + 1, live
-            continue
-        size, address = event["args"]["Bytes"], event["args"]["Addr"]
-        if size > 0:
-            sizes[address] = size
-            live += size
-        else:
-            live -= sizes.pop(address, 0)  # 0: it is older than the profile
         peak = max(peak, live)
 
 

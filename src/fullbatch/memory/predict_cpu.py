@@ -8,6 +8,7 @@ from torch import nn
 
 from fullbatch.memory.allocator import CachingAllocator
 from fullbatch.memory.loop import Loss, MakeOptimizer, Settings
+from fullbatch.memory.onednn import not_asked
 from fullbatch.memory.playback import TRACED, Played, play
 from fullbatch.memory.trace import trace
 
@@ -42,5 +43,6 @@ def predict_cpu(
     """
     micro_batches = settings.pop("micro_batches", 1)
     given: dict[str, Any] = dict(settings)
-    timeline = trace(model, loss, batch, optimizer=optimizer, micro_batches=min(micro_batches, TRACED), **given)
+    with not_asked():  # as the limit, which does not see oneDNN's buffers
+        timeline = trace(model, loss, batch, optimizer=optimizer, micro_batches=min(micro_batches, TRACED), **given)
     return play(timeline, CachingAllocator(limit_bytes), micro_batches)

@@ -18,6 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fullbatch.memory.onednn import lstm_with_workspace
+
 aten = torch.ops.aten
 _LOCK = threading.RLock()
 
@@ -35,6 +37,14 @@ def cuda_forms(*, capability: int, attention: Attention = "auto") -> Iterator[No
         override("scaled_dot_product_attention", _Attention(capability, attention))
         for name, cast in _AUTOCAST_FLOAT32.items():
             override(name, _to_float32(cast), "AutocastCPU")
+        yield
+
+
+@contextmanager
+def cpu_forms() -> Iterator[None]:
+    """Operators on tensors without data have what the CPU gives them."""
+    with _LOCK, _overriding() as override:
+        override("mkldnn_rnn_layer", lstm_with_workspace, "Meta")
         yield
 
 
