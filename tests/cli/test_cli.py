@@ -8,54 +8,6 @@ import time
 import jsonschema
 import pytest
 
-TASK = """
-import torch
-from fullbatch import Task
-
-def make():
-    torch.manual_seed(0)
-    data = [(torch.randn(3), torch.randn(1)) for _ in range(40)]
-    def loss(model, micro):
-        return torch.nn.functional.mse_loss(model(micro[0]), micro[1])
-    return Task(name="mine", model=torch.nn.Linear(3, 1), loss=loss, data=data[:30], held_out=data[30:])
-
-def prints():
-    print("hello from the task")
-    return make()
-
-def exits():
-    raise SystemExit(0)
-
-def raises():
-    return 1 / 0
-
-def lacks():
-    return Task(loss=make().loss, data=[1])
-
-def exits_in_the_loss():
-    task = make()
-    def loss(model, micro):
-        raise SystemExit(0)
-    return Task(model=task.model, loss=loss, data=task.data)
-
-def with_batch_norm():
-    task = make()
-    model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 1))
-    return Task(model=model, loss=task.loss, data=task.data)
-"""
-
-
-@pytest.fixture
-def fullbatch(tmp_path):
-    (tmp_path / "mine.py").write_text(TASK)
-
-    def run(*arguments):
-        command = [sys.executable, "-m", "fullbatch", *arguments]
-        return subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=240)
-
-    run.folder = tmp_path
-    return run
-
 
 def test_prove_exits_0_on_a_users_model_and_writes_its_json(fullbatch, schema):
     done = fullbatch("prove", "--task", "mine.py:make", "--batch", "12", "--dtype", "float64")

@@ -16,4 +16,4 @@ def command(json_path: options.Json = None) -> None:
     with options.Output(json_path) as output:
         output.show(cards_table(CARDS, output.width))
         output.show("usable: total less what driver and libraries take. Tflop/s: dense, float32 accumulation.")
-        output.json({"cards": [{**plain(card), "usable_bytes": card.usable_bytes} for card in CARDS]})
+        output.json({"schema": "devices.v1", "cards": [{**plain(card), "usable_bytes": card.usable_bytes} for card in CARDS]})

@@ -14,6 +14,8 @@ from fullbatch.evidence import Evidence
 from fullbatch.memory import Anatomy
 from fullbatch.plain import plain
 
+SCHEMA = "stretch.v1"
+
 
 @dataclass(frozen=True, kw_only=True)
 class StretchPoint:
@@ -84,8 +86,7 @@ class Stretch:
 
     def to_json(self) -> dict[str, Any]:
         """As plain values."""
-        made: dict[str, Any] = plain(self)
-        return made
+        return {"schema": SCHEMA, **plain(self)}
 
 
 def stretch(

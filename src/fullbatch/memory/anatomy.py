@@ -22,6 +22,8 @@ from fullbatch.memory.trace import trace
 from fullbatch.plain import plain
 from fullbatch.units import show_bytes
 
+SCHEMA = "anatomy.v1"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Share:
@@ -117,8 +119,7 @@ class Anatomy:
         values = {name: getattr(self, name) for name in self.__dataclass_fields__ if name != "timeline"}
         if self.verdict is not None and (failure := self.verdict.failure) is not None:
             values["verdict"] = {**vars(self.verdict), "failure": {**vars(failure), "live": shares(failure.live)}}
-        made: dict[str, Any] = plain(values)
-        return made
+        return {"schema": SCHEMA, **plain(values)}
 
 
 def anatomy(

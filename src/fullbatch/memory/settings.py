@@ -74,9 +74,11 @@ def parse_settings(text: str, argument: str = "--alloc-conf") -> AllocatorSettin
             raise not_one_of(f"{argument}:", key, [*_KEYS, *_WITHOUT_EFFECT])
         field, read, rule = _KEYS[key]
         try:
-            settings = replace(settings, **{field: read(value)} if field else {})
+            change = read(value)
         except ValueError:
             raise InvalidArgument(f"{argument}: {key}:{value} {rule}", hint=f"{key}:{_EXAMPLES[key]}") from None
+        if field:
+            settings = replace(settings, **{field: change})
     if settings.max_split_size_bytes is not None and settings.max_split_size_bytes < settings.large_segment_size_bytes:
         least = settings.large_segment_size_bytes // MiB
         raise InvalidArgument(
