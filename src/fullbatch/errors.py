@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from typing import Any
 
 
 class FullbatchError(Exception):
@@ -78,3 +79,13 @@ def not_one_of(argument: str, value: object, options: Iterable[str]) -> InvalidA
 
 class HookedStep(FullbatchError, RuntimeError):
     """An optimizer steps in the middle of a window: in a backward hook, or in the loss."""
+
+
+def check_max_grad_norm(max_grad_norm: Any) -> None:
+    """A number above 0, or ``None``."""
+    if max_grad_norm is None or (isinstance(max_grad_norm, (int, float)) and max_grad_norm > 0):
+        return
+    raise InvalidArgument(
+        f"max_grad_norm={max_grad_norm!r} must be a number above 0",
+        hint="leave it out for no clipping; max_grad_norm=math.inf measures the norm without clipping",
+    )

@@ -14,7 +14,6 @@ from torch import Tensor, nn
 
 from fullbatch.accumulate.arguments import (
     check_loss,
-    check_max_grad_norm,
     check_micro_batch,
     check_optimizer,
     check_ranks,
@@ -29,7 +28,7 @@ from fullbatch.accumulate.sync import GradientSync
 from fullbatch.accumulate.terms import as_terms, counters_by_term, weights_by_term
 from fullbatch.accumulate.update import Update
 from fullbatch.accumulate.window import MicroBatch, Window
-from fullbatch.errors import HookedStep, LossError
+from fullbatch.errors import HookedStep, LossError, check_max_grad_norm
 
 Loss = Callable[[Any, Any], "Tensor | Mapping[str, Tensor]"]
 """``loss(model, micro)``: the mean over the micro-batch's items, or a mapping of such means by term."""

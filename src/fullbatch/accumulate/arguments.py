@@ -53,16 +53,6 @@ def check_micro_batch(micro_batch: Any) -> None:
     )
 
 
-def check_max_grad_norm(max_grad_norm: Any) -> None:
-    """A number above 0, or ``None``."""
-    if max_grad_norm is None or (isinstance(max_grad_norm, (int, float)) and max_grad_norm > 0):
-        return
-    raise InvalidArgument(
-        f"max_grad_norm={max_grad_norm!r} must be a number above 0",
-        hint="leave it out for no clipping; max_grad_norm=math.inf measures the norm without clipping",
-    )
-
-
 def check_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     """A torch optimizer that steps once and holds every trainable parameter of ``model``."""
     if not isinstance(model, nn.Module):

@@ -17,7 +17,7 @@ from fullbatch.tasks import load
 
 def command(
     task: options.Task = "mlp",
-    micro_batch: Annotated[int, typer.Option(min=1, help="Samples of one micro-batch.")] = 1,
+    micro_batch: Annotated[int, typer.Option(min=1, max=2**63 - 1, help="Samples of one micro-batch.")] = 1,
     accumulate: Annotated[int, typer.Option(min=1, help="Micro-batches of an update.")] = 1,
     seq_len: memory.SeqLen = None,
     dtype: memory.Dtype = None,

@@ -14,7 +14,7 @@ from fullbatch.memory import Anatomy, anatomy, find_card
 from fullbatch.memory.settings import parse_settings
 from fullbatch.tasks import Setup, Task
 
-SeqLen = Annotated[int | None, typer.Option(min=1, help="Tokens of a sample. Default: the task's.")]
+SeqLen = Annotated[int | None, typer.Option(min=1, max=2**63 - 1, help="Tokens of a sample. Default: the task's.")]
 Dtype = Annotated[str | None, typer.Option(help="fp32, bf16, amp-bf16 or amp-fp16. Default: the task's.")]
 Optimizer = Annotated[str | None, typer.Option(help="adamw, adamw-8bit, adafactor, sgd, ... Default: the task's.")]
 Foreach = Annotated[
@@ -70,8 +70,20 @@ class Run:
 
 
 def first_batch(task: Task, run: Run) -> Any:
-    """One micro-batch of ``task``."""
-    return task.batch(run.micro_batch, torch.Generator().manual_seed(run.seed))
+    """One micro-batch of ``task``.
+
+    Raises:
+        InvalidArgument: ``task`` makes a batch of one sample, but none of so many.
+    """
+    try:
+        return task.batch(run.micro_batch, torch.Generator().manual_seed(run.seed))
+    except (RuntimeError, MemoryError, OverflowError) as error:
+        task.batch(1, torch.Generator().manual_seed(run.seed))
+        raise InvalidArgument(
+            f"--micro-batch {run.micro_batch}: task {task.name} cannot make a batch of so many samples: "
+            f"{str(error).splitlines()[0]}",
+            hint="--micro-batch 1 needs the least memory",
+        ) from error
 
 
 def predict(task: Task, setup: Setup, run: Run) -> Anatomy:

@@ -23,7 +23,7 @@ def command(
     task: options.Task = "qwen2.5-0.5b",
     seq_lens: Annotated[str, typer.Option(help="Lengths of a sample in tokens.")] = "512,1024,2048,4096,8192",
     attention: Annotated[str, typer.Option(help="Kinds side by side: eager, sdpa, flash.")] = "eager,flash",
-    micro_batch: Annotated[int, typer.Option(min=1, help="Samples of one micro-batch.")] = 1,
+    micro_batch: Annotated[int, typer.Option(min=1, max=2**63 - 1, help="Samples of one micro-batch.")] = 1,
     accumulate: Annotated[int, typer.Option(min=1, help="Micro-batches of an update.")] = 1,
     dtype: memory.Dtype = None,
     optimizer: memory.Optimizer = None,

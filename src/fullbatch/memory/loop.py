@@ -10,6 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
+from fullbatch.errors import check_max_grad_norm
+
 OutputsLive = Literal["loss", "micro-batch", "update", "next"]
 ZeroGrad = Literal["after the update", "before the forward"]
 Loss = Callable[[nn.Module, Any], Any]
@@ -75,6 +77,9 @@ class Loop:
     zero_grad_keep: bool = False
     outputs_live: OutputsLive = "micro-batch"
     max_grad_norm: float | None = None
+
+    def __post_init__(self) -> None:
+        check_max_grad_norm(self.max_grad_norm)
 
     def run(self, model: nn.Module, micro: Any, observer: Observer) -> Any:
         """Train ``model``, which is changed, on ``micro``, the same in every micro-batch, and tell ``observer``.
