@@ -11,7 +11,8 @@ from torch import nn
 from torch.nn.functional import cross_entropy, mse_loss, normalize
 
 from fullbatch import InvalidArgument, LossError, OptimizerError, prove, tokens
-from fullbatch.prove import split_name
+from fullbatch.accumulate import samples
+from fullbatch.prove import BROKEN_SAMPLES, run_broken, split_name
 from fullbatch.prove.splits import default_splits, parse_split
 
 EXACT = (torch.float64,)
@@ -358,6 +359,38 @@ def test_complex_buffers_and_casts_by_type_as_keep_their_precision():
     proof = prove(Rotates(), square_loss, rows(), dtypes=EXACT)
     assert proof.equal
     assert max(row.grad_error for row in proof.comparisons) < 1e-14
+
+
+class Checkpointed(nn.Module):
+    """A norm and a layer that compute in float32, as Llama's norm does, and run again in backward."""
+
+    def __init__(self, use_reentrant):
+        super().__init__()
+        self.layer, self.use_reentrant = nn.Linear(8, 8), use_reentrant
+
+    def forward(self, x):
+        return torch.utils.checkpoint.checkpoint(self.wide, x, use_reentrant=self.use_reentrant)
+
+    def wide(self, x):
+        wide = x.to(torch.float32)
+        wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + torch.ones(1))
+        return torch.nn.functional.linear(wide, self.layer.weight.float()).to(x.dtype)
+
+
+@pytest.mark.parametrize("use_reentrant", [False, True])
+def test_casts_to_float32_inside_a_checkpoint_are_float64_when_it_runs_again(use_reentrant):
+    proof = prove(net(Checkpointed(use_reentrant)), square_loss, rows())
+    assert proof.equal
+    exact = [row.grad_error for row in proof.comparisons if row.dtype == "float64"]
+    assert len(exact) == 5
+    assert max(exact) < 1e-14
+    assert torch.get_default_dtype() == torch.float32
+
+
+def test_wrong_loops_run_over_casts_inside_a_checkpoint():
+    model = net(Checkpointed(use_reentrant=False))
+    assert run_broken("right", model, square_loss, rows(BROKEN_SAMPLES), items=samples).equal
+    assert not run_broken("low-precision", model, square_loss, rows(BROKEN_SAMPLES), items=samples).equal
 
 
 def test_what_accumulates_in_the_weights_dtype_is_proved_as_it_is():

@@ -19,7 +19,7 @@ from fullbatch.errors import InvalidArgument, not_one_of
 from fullbatch.evidence import Evidence, measured
 from fullbatch.plain import plain
 from fullbatch.prove.loops import WRONG, Loop, Tools, right
-from fullbatch.prove.precision import copy_in, in_dtype, loss_in
+from fullbatch.prove.precision import backward_in, copy_in, in_dtype, loss_in
 from fullbatch.prove.reference import full_batch_backward
 from fullbatch.prove.watch import Watch, flat, flat_grads, watched
 
@@ -126,7 +126,7 @@ def run_broken(
         )
     batch, loss = in_dtype(batch, torch.float64), loss_in(loss, torch.float64)
     departures: list[Departure] = []
-    with same_rng_after(model), warnings.catch_warnings():
+    with same_rng_after(model), warnings.catch_warnings(), backward_in(torch.float64):
         warnings.simplefilter("ignore")  # torch warns of some of these faults; the figures say it
         for name, make in _OPTIMIZERS.items():
             full, found = (_epoch(run, kind, model, loss, batch, items, make, seed) for run in (None, loop))

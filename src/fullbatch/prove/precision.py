@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -118,15 +119,43 @@ def loss_in(loss: Callable[[Any, Any], Any], dtype: torch.dtype) -> Callable[[An
         return loss
 
     def in_float64(model: Any, batch: Any) -> Any:
-        before = torch.get_default_dtype()
-        torch.set_default_dtype(torch.float64)
-        try:
-            with _NothingBelowFloat64():
-                return loss(model, batch)
-        finally:
-            torch.set_default_dtype(before)
+        with _float64():
+            return loss(model, batch)
 
     return in_float64
+
+
+def backward_in(dtype: torch.dtype) -> AbstractContextManager[Any]:
+    """While it lasts, ``backward`` computes as :func:`loss_in` does: checkpointing runs parts of the forward again there."""
+    return _BackwardInFloat64() if dtype == torch.float64 else nullcontext()
+
+
+@contextmanager
+def _float64() -> Iterator[None]:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        with _NothingBelowFloat64():
+            yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+class _BackwardInFloat64(TorchFunctionMode):
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is not Tensor.backward:
+            return func(*args, **(kwargs or {}))
+        settings = dict(kwargs)  # Tensor.backward names them all
+        gradient = settings.pop("gradient")
+        with ExitStack() as running:
+
+            def gradients() -> Any:
+                # torch asks for these right before its engine runs, under the modes of that moment. Any earlier,
+                # torch.autograd.backward would hand itself to the mode, which is off inside of its own call.
+                running.enter_context(_float64())
+                yield gradient
+
+            return torch.autograd.backward(args[0], gradients(), **settings)
 
 
 class _NothingBelowFloat64(TorchFunctionMode):

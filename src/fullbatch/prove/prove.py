@@ -20,7 +20,7 @@ from fullbatch.accumulate.terms import counters_by_term
 from fullbatch.errors import DtypeNotSupported, FullbatchError, InvalidArgument, OptimizerError
 from fullbatch.evidence import measured
 from fullbatch.prove.locate import first_difference
-from fullbatch.prove.precision import MakeOptimizer, copy_in, in_dtype, loss_in, maker_of
+from fullbatch.prove.precision import MakeOptimizer, backward_in, copy_in, in_dtype, loss_in, maker_of
 from fullbatch.prove.proof import Comparison, Difference, Proof
 from fullbatch.prove.reference import full_batch_backward
 from fullbatch.prove.splits import parse_splits
@@ -233,7 +233,7 @@ class _Runner:
         for part in slices(self.batch, split):
             model, data = copy_in(self.model, dtype, torch.float64), in_dtype(part, dtype, torch.float64)
             torch.manual_seed(self.seed)
-            with suppress(Exception):  # a part may have no items, or not run alone
+            with suppress(Exception), backward_in(torch.float64):  # a part may have no items, or not run alone
                 full_batch_backward(model, loss_in(self.loss, torch.float64), data, self.weights, None)
                 norms.append(flat_grads(model.parameters()).norm().item())
         return max(filter(math.isfinite, norms))
@@ -245,7 +245,7 @@ class _Runner:
     def full_batch(self, *dtypes: torch.dtype) -> Outcome:
         model, batch = self._copy(*dtypes)
         optimizer = self.optimizer(model)
-        with watched(model, optimizer) as seen:
+        with watched(model, optimizer) as seen, backward_in(dtypes[-1]):
             loss = full_batch_backward(model, loss_in(self.loss, dtypes[-1]), batch, self.weights, self.max_grad_norm)
             optimizer.step()
         return seen.outcome(loss.item())
@@ -266,7 +266,8 @@ class _Runner:
         )
         with watched(model, optimizer) as seen:
             try:
-                update = step(MicroBatch(data, size) for data, size in zip(slices(batch, split), split, strict=True))
+                with backward_in(dtype):
+                    update = step(MicroBatch(data, size) for data, size in zip(slices(batch, split), split, strict=True))
             except FullbatchError:
                 raise
             except Exception as error:
