@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 import transformers
+from operators import OPERATORS, NoStep
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -288,102 +290,27 @@ def _tokens(row: dict[str, str]) -> dict[str, Tensor]:
     return {"input_ids": ids, "labels": torch.zeros_like(ids)}
 
 
-# E: single operators, Liger-Kernel's benchmark: forward and backward again and again, gradients stay
-
-
-class _NoStep(torch.optim.Optimizer):
-    def __init__(self, parameters: Any) -> None:
-        super().__init__(parameters, {})
-
-    def step(self, closure: Any = None) -> None:
-        pass
-
-    def zero_grad(self, set_to_none: bool = True) -> None:
-        pass
+# E: single operators, Liger-Kernel's benchmark
 
 
 def _operator(row: dict[str, str]) -> Rebuilt:
-    import json
-
     mode, _, rest = row["kind"].partition(" ")
     setting, _, config_text = rest.partition(" ")
     key, _, value = setting.partition("=")
-    config = {**json.loads(config_text), key: int(value)}
-    name = row["model"].removeprefix("operator ")
-    dtype = torch.bfloat16 if config.get("dtype") == "torch.bfloat16" else torch.float32
-    shapes: dict[str, Any] = {}
-    module: nn.Module
-    with torch.device("meta"):
-        if name == "cross_entropy":
-            module, x = _CrossEntropy(), torch.empty(config["B"] * config["T"], config["V"])
-            shapes["target"] = torch.zeros(x.shape[0], dtype=torch.int64)
-        elif name == "layer_norm":
-            module, x = nn.LayerNorm(config["N"], config["eps"]), torch.empty(config["M"], config["N"], dtype=dtype)
-            shapes["gradient"] = torch.empty_like(x)
-        elif name == "rms_norm":
-            module = _RMSNorm(config["H"], config["eps"])
-            x = torch.empty(config["M"], config["H"], dtype=dtype)
-            shapes["gradient"] = torch.empty_like(x)
-        elif name == "geglu" and mode == "full":
-            module = _GeGLU(config["hidden_size"], config["intermediate_size"], dtype)
-            x = torch.empty(config["bsz"], config["T"], config["hidden_size"], dtype=dtype)
-            shapes["gradient"] = torch.empty_like(x)
-        else:
-            raise CannotRebuild("the benchmark's script keeps tensors that the row does not name")
-    whole = nn.Module()
-    whole.x, whole.module = nn.Parameter(x), module
-    if name.endswith("_norm"):  # the script makes both candidates: Liger's weights are resident too
-        for parameter in list(module.parameters()):
-            whole.register_buffer(
-                f"liger_{parameter.numel()}_{id(parameter)}", torch.empty_like(parameter, dtype=torch.float32)
-            )
-
-    def loss(model: Any, batch: dict[str, Tensor]) -> Tensor:
-        out = model.module(model.x, batch["target"]) if "target" in batch else model.module(model.x)
-        return _As(out, batch["gradient"]) if "gradient" in batch else out  # type: ignore[return-value]
-
+    made = OPERATORS.get(name := row["model"].removeprefix("operator "))
+    if made is None:
+        raise CannotRebuild(f"operator {name!r} is not written out in operators.py")
+    try:
+        with torch.device("meta"):
+            operator = made({**json.loads(config_text or "{}"), key: int(float(value))}, mode)
+    except (KeyError, TypeError, ValueError) as error:
+        raise CannotRebuild(f"operator {name!r}: {error}") from None
     return Rebuilt(
-        model=whole, loss=loss, batch=shapes, optimizer=_NoStep, kernels=Kernels(capability=80),
+        model=operator,
+        loss=lambda model, batch: model.run(),
+        batch={},
+        optimizer=NoStep,
+        kernels=Kernels(capability=80),
         loop={"outputs_live": "micro-batch"},
-    )  # fmt: skip
-
-
-class _As:
-    """A result whose backward starts with a gradient that is there already."""
-
-    def __init__(self, out: Tensor, gradient: Tensor) -> None:
-        self.out, self.gradient = out, gradient
-
-    def __truediv__(self, _: int) -> _As:
-        return self
-
-    def backward(self) -> None:
-        self.out.backward(self.gradient, retain_graph=True)
-
-
-class _CrossEntropy(nn.Module):
-    def forward(self, x: Tensor, target: Tensor) -> Tensor:
-        return F.cross_entropy(x, target)
-
-
-class _RMSNorm(nn.Module):
-    def __init__(self, width: int, eps: float) -> None:
-        super().__init__()
-        self.weight, self.eps = nn.Parameter(torch.empty(width)), eps  # float32 in the script: so is the result
-
-    def forward(self, x: Tensor) -> Tensor:
-        dtype = x.dtype
-        x = x.to(torch.float32)
-        variance = x.pow(2).mean(-1, keepdim=True)
-        x = x * torch.rsqrt(variance + self.eps)
-        return self.weight * x.to(dtype)
-
-
-class _GeGLU(nn.Module):
-    def __init__(self, hidden: int, inner: int, dtype: torch.dtype) -> None:
-        super().__init__()
-        self.gate, self.up = (nn.Linear(hidden, inner, bias=False, dtype=dtype) for _ in range(2))
-        self.down = nn.Linear(inner, hidden, bias=False, dtype=dtype)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.down(F.gelu(self.gate(x), approximate="tanh") * self.up(x))
+        steady=True,
+    )

@@ -133,3 +133,22 @@ def _embedding_backward(args: tuple[Any, ...], out: Any) -> Iterable[tuple[str, 
     partial = number // 10 + segments
     yield "embedding backward: segments", 4 * 8 * number
     yield "embedding backward: partial sums", partial * width * 4
+
+
+@_rule(aten.native_group_norm.default)
+def _group_norm(args: tuple[Any, ...], out: Any) -> Iterable[tuple[str, int]]:
+    """Scale and shift of each channel of each sample, float32 (aten/src/ATen/native/cuda/group_norm_kernel.cu)."""
+    weight, bias, samples, channels, pixels = args[1:6]
+    if pixels > 1 and (weight is not None or bias is not None):
+        for name in ("scale", "shift"):
+            yield f"group norm: {name}", samples * channels * 4
+
+
+@_rule(aten.native_group_norm_backward.default)
+def _group_norm_backward(args: tuple[Any, ...], out: Any) -> Iterable[tuple[str, int]]:
+    """Two sums and a factor of each channel, two of each group, float32 (the same file)."""
+    weight, samples, channels, _, groups = args[4:9]
+    for name in ("gradient times input", "gradient", *(["weight"] if weight is not None else [])):
+        yield f"group norm backward: {name}", samples * channels * 4
+    for name in ("input", "constant"):
+        yield f"group norm backward: {name} of a group", samples * groups * 4
