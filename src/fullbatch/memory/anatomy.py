@@ -14,6 +14,7 @@ from fullbatch.errors import InvalidArgument
 from fullbatch.evidence import Evidence, predicted
 from fullbatch.memory.allocator import CachingAllocator
 from fullbatch.memory.catalog import Card
+from fullbatch.memory.cudnn import WORKSPACE
 from fullbatch.memory.kernels import Kernels
 from fullbatch.memory.playback import TRACED, Failure, Played, StageMemory, play
 from fullbatch.memory.settings import AllocatorSettings
@@ -45,8 +46,28 @@ class Share:
 
 
 @dataclass(frozen=True, kw_only=True)
+class WorkspaceRange:
+    """Peaks between no workspace for cuDNN's convolutions and the largest that one of its algorithms needs.
+
+    The allocator's cache depends on every size that was asked for. Below, it is bounded by the peak allocated; above,
+    it is the most of the runs with 0, 1/4, 1/2, 3/4 and all of the largest workspaces.
+
+    Attributes:
+        allocated_least_bytes: Least peak in live blocks.
+        allocated_most_bytes: Most.
+        reserved_least_bytes: Least peak in the allocator's segments.
+        reserved_most_bytes: Most.
+    """
+
+    allocated_least_bytes: int
+    allocated_most_bytes: int
+    reserved_least_bytes: int
+    reserved_most_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """Whether a card has the memory.
+    """Whether a card has the memory; where there is a range, at its upper end.
 
     Attributes:
         card: Its name.
@@ -56,6 +77,7 @@ class Verdict:
         room_bytes: Usable minus the peak reserved; below 0 where it is missing.
         num_alloc_retries: Times that the allocator had to empty its cache to go on.
         failure: Where it ran out.
+        fits_without_workspace: It fits where cuDNN takes no workspace. ``None``: there is no range.
     """
 
     card: str
@@ -65,10 +87,15 @@ class Verdict:
     room_bytes: int
     num_alloc_retries: int
     failure: Failure | None
+    fits_without_workspace: bool | None = None
 
     def __str__(self) -> str:
         usable = f"{show_bytes(self.usable_bytes)} usable of {show_bytes(self.total_bytes)} on {self.card}"
+        if self.fits_without_workspace is not None:
+            usable += ", at the upper end of the range"
         if self.failure is not None:
+            if self.fits_without_workspace:
+                return f"MAY NOT FIT: {show_bytes(-self.room_bytes)} more than the {usable}; without workspaces it fits"
             return f"DOES NOT FIT: {show_bytes(-self.room_bytes)} more than the {usable}"
         if self.num_alloc_retries:
             times = f"{self.num_alloc_retries} time{'s' if self.num_alloc_retries > 1 else ''}"
@@ -88,6 +115,7 @@ class Anatomy:
         parts: Bytes of each part at the peak of allocated; with ``unusable`` they sum to the peak reserved.
         shares: The same by module, operator and line, largest first.
         largest_free_bytes: Largest free block at the end.
+        workspace_range: Of the peaks, whose figures here are without workspaces of cuDNN. ``None``: it runs nothing.
         verdict: For the card asked about.
         settings: How the run was set up.
         notes: What the figures leave open.
@@ -101,6 +129,7 @@ class Anatomy:
     parts: dict[str, int]
     shares: list[Share]
     largest_free_bytes: int
+    workspace_range: WorkspaceRange | None
     verdict: Verdict | None
     settings: dict[str, Any]
     notes: list[str]
@@ -157,13 +186,20 @@ def anatomy(
     """
     if micro_batches < 1:
         raise InvalidArgument(f"micro_batches={micro_batches} must be at least 1")
-    kernels = Kernels(capability=card.capability, hip=card.hip) if card is not None else Kernels()
-    timeline = trace(
+    kernels = Kernels(
+        capability=card.capability if card is not None else 80,
+        hip=card is not None and card.hip,
+        convolution_workspace="most",
+        cudnn_benchmark=torch.backends.cudnn.benchmark,
+    )
+    most = trace(
         model, loss, batch, optimizer=optimizer, micro_batches=min(micro_batches, TRACED), kernels=kernels,
         attention=attention, **loop,
     )  # fmt: skip
+    timeline = most.resized(WORKSPACE, 0)
     endless = CachingAllocator(settings=allocator)
     free = play(timeline, endless, micro_batches)
+    workspace_range, upper = _workspace_range(most, timeline, free, micro_batches, allocator)
     return Anatomy(
         stages=merged(free.stages),
         peak_allocated_bytes=free.peak_allocated_bytes,
@@ -172,9 +208,10 @@ def anatomy(
         parts=_parts(free),
         shares=shares(free.peak_live),
         largest_free_bytes=endless.largest_free_bytes,
-        verdict=None if card is None else verdict(timeline, card, free, micro_batches, allocator),
+        workspace_range=workspace_range,
+        verdict=_verdict(card, (timeline, free), upper, micro_batches, allocator) if card is not None else None,
         settings=dict(settings or {}),
-        notes=list(timeline.notes),
+        notes=[*timeline.notes, *_notes(model, timeline, kernels, workspace_range)],
         evidence=predicted(card.title if card is not None else "a CUDA device of capability 8.0", command),
         timeline=timeline,
     )
@@ -204,6 +241,55 @@ def verdict(
         num_alloc_retries=tight.num_alloc_retries,
         failure=tight.failure,
     )
+
+
+def _workspace_range(
+    most: Timeline, least: Timeline, free: Played, micro_batches: int, allocator: AllocatorSettings | None
+) -> tuple[WorkspaceRange | None, tuple[Timeline, Played]]:
+    """The range, and the run with the most reserved; ``free`` plays ``least``."""
+    if not any(owner.operator == WORKSPACE for owner in most.owners):
+        return None, (least, free)
+    runs = [(least, free)]
+    for share in (0.25, 0.5, 0.75, 1):
+        timeline = most.resized(WORKSPACE, share)
+        runs.append((timeline, play(timeline, CachingAllocator(settings=allocator), micro_batches)))
+    upper = max(runs, key=lambda run: run[1].peak_reserved_bytes)
+    allocated = [played.peak_allocated_bytes for _, played in runs]
+    return WorkspaceRange(
+        allocated_least_bytes=min(allocated),
+        allocated_most_bytes=max(allocated),
+        reserved_least_bytes=min(allocated),
+        reserved_most_bytes=upper[1].peak_reserved_bytes,
+    ), upper
+
+
+def _verdict(
+    card: Card,
+    lower: tuple[Timeline, Played],
+    upper: tuple[Timeline, Played],
+    micro_batches: int,
+    allocator: AllocatorSettings | None,
+) -> Verdict:
+    found = verdict(upper[0], card, upper[1], micro_batches, allocator)
+    if upper[0] is lower[0]:
+        return found
+    without = found.fits or verdict(lower[0], card, lower[1], micro_batches, allocator).fits
+    return replace(found, fits_without_workspace=without)
+
+
+def _notes(model: nn.Module, timeline: Timeline, kernels: Kernels, workspace_range: WorkspaceRange | None) -> list[str]:
+    notes = []
+    if workspace_range is not None:
+        notes.append(
+            "cuDNN chooses the algorithm of a convolution, and its workspace, by rules that are not public: the range is from "
+            "no workspace to the largest of converted copies and of Winograd's transforms"
+            + (" and spectra, as cudnn.benchmark is on" if kernels.cudnn_benchmark else "")
+        )
+    if kernels.hip and any(owner.operator == "aten.convolution" for owner in timeline.owners):
+        notes.append("MIOpen's workspaces of convolutions are not in the figures")
+    if any(isinstance(module, nn.RNNBase) for module in model.modules()):
+        notes.append("the reserve in which cuDNN keeps what a recurrent layer's backward needs is not in the figures")
+    return notes
 
 
 def shares(live: Mapping[Owner, int]) -> list[Share]:

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fullbatch.memory.cudnn import CONVOLUTIONS, Workspace, convolution_buffers
 from fullbatch.units import MiB
 
 aten = torch.ops.aten
@@ -26,11 +27,15 @@ class Kernels:
         cublas_workspace_bytes: Of one handle; 0 where ``CUBLAS_WORKSPACE_CONFIG=:0:0``.
             Default: by capability.
         hip: The device is AMD's.
+        convolution_workspace: The end of the range in which cuDNN's workspaces lie.
+        cudnn_benchmark: cuDNN's algorithms are timed (``torch.backends.cudnn.benchmark``).
     """
 
     capability: int = 80
     cublas_workspace_bytes: int | None = None
     hip: bool = False
+    convolution_workspace: Workspace = "least"
+    cudnn_benchmark: bool = False
 
     @property
     def handle_workspace_bytes(self) -> int:
@@ -51,6 +56,12 @@ class Kernels:
 
     def temporaries(self, func: Any, args: tuple[Any, ...], out: Any) -> Iterable[tuple[str, int]]:
         """Buffers that the kernel of ``func`` takes and gives back."""
+        if func in CONVOLUTIONS:
+            return convolution_buffers(
+                func, args, out,
+                capability=self.capability, workspace="least" if self.hip else self.convolution_workspace,
+                benchmark=self.cudnn_benchmark,
+            )  # fmt: skip
         rule = _TEMPORARIES.get(func)
         return () if rule is None else rule(args, out)
 

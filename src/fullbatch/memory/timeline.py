@@ -68,6 +68,20 @@ class Timeline:
     stages: list[Stage] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
+    def resized(self, operator: str, share: float) -> Timeline:
+        """The same run with blocks of ``operator`` in ``share`` of their size; with a share of 0 they stay as nothing.
+
+        Args:
+            operator: As in :class:`Owner`.
+            share: From 0 to 1.
+        """
+        chosen = {block for block, owner in enumerate(self.owners) if owner.operator == operator}
+        events = [
+            Event(block, int(size * share)) if size > 0 and block in chosen else Event(block, size)
+            for block, size in self.events
+        ]
+        return Timeline(events, self.owners, self.stages, self.notes)
+
     def live_bytes(self) -> Iterator[int]:
         """Bytes asked for and not released, after each event."""
         sizes: dict[int, int] = {}

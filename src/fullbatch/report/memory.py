@@ -53,6 +53,7 @@ def anatomy_tables(found: Anatomy, width: int, top: int) -> list[RenderableType]
         "",
         f"peak: {show_bytes(found.peak_reserved_bytes)} reserved ({found.peak_reserved_bytes:,} bytes), "
         f"{show_bytes(found.peak_allocated_bytes)} of it allocated in {stage_name(found.peak_stage)}",
+        *_range_lines(found),
         "",
         _table(
             [
@@ -80,6 +81,16 @@ def anatomy_tables(found: Anatomy, width: int, top: int) -> list[RenderableType]
     shown += [f"note: {note}" for note in found.notes]
     shown.append(f"task {found.settings.get('task', '')}; {found.evidence}")
     return shown
+
+
+def _range_lines(found: Anatomy) -> list[str]:
+    if (ends := found.workspace_range) is None:
+        return []
+    return [
+        f"range, as cuDNN's workspaces are not in it: {show_bytes(ends.reserved_least_bytes)} to "
+        f"{show_bytes(ends.reserved_most_bytes)} reserved, {show_bytes(ends.allocated_least_bytes)} to "
+        f"{show_bytes(ends.allocated_most_bytes)} allocated"
+    ]
 
 
 def owners_table(shares: Sequence[Share], whole: int, width: int, top: int) -> Table:
