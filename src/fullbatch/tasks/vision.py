@@ -29,6 +29,8 @@ CLASSIFIERS = (
 CLASSES = 1000
 SIDE = 224  # pixels, as most of the models are trained
 SIDES = {"inception_v3": 299}
+_NO_OPERATOR = "operator torchvision::nms does not exist"
+_DETECTION = ("torchvision::nms", "torchvision::qnms")  # whose forms on fakes torchvision enters when it is imported
 WITH_AUXILIARY = ("googlenet", "inception_v3")  # classifiers in the middle, which are left out
 
 
@@ -91,12 +93,19 @@ def classification_loss(model: nn.Module, micro: Mapping[str, Tensor]) -> Tensor
 
 def _models(name: str) -> ModuleType:
     try:
-        return importlib.import_module("torchvision.models")
+        try:
+            return importlib.import_module("torchvision.models")
+        except RuntimeError as error:  # its operators are compiled for another torch
+            if _NO_OPERATOR not in str(error):
+                raise
+            for operator in _DETECTION:  # of which no classifier needs any: their names are enough to import
+                torch.library.define(operator, "(Tensor boxes, Tensor scores, float iou_threshold) -> Tensor")
+            return importlib.import_module("torchvision.models")
     except ImportError as error:
         raise TaskError(
             f"--task {name}: torchvision cannot be imported: {error}", hint="pip install 'fullbatch[vision]'"
         ) from error
-    except RuntimeError as error:  # its operators are compiled for another torch
+    except RuntimeError as error:
         raise TaskError(
             f"--task {name}: torchvision does not fit torch {torch.__version__}: {error}",
             hint="install the two from the same index, as https://pytorch.org/get-started says",
