@@ -26,6 +26,7 @@ class StretchPoint:
         seq_len: Tokens of a sample.
         peak_allocated_bytes: Most in live blocks.
         peak_reserved_bytes: Most in the allocator's segments.
+        micro_batch_bytes: Most in live blocks during a forward or backward; the step's peak does not grow.
         static_bytes: Weights and optimizer state, which do not grow.
         unusable_bytes: Peak reserved minus peak allocated.
         largest_free_bytes: Largest free block at the end of the run.
@@ -38,6 +39,7 @@ class StretchPoint:
     seq_len: int
     peak_allocated_bytes: int
     peak_reserved_bytes: int
+    micro_batch_bytes: int
     static_bytes: int
     unusable_bytes: int
     largest_free_bytes: int
@@ -48,7 +50,7 @@ class StretchPoint:
 
 @dataclass(frozen=True, kw_only=True)
 class Growth:
-    """How the peak allocated grows under one kind of attention.
+    """How the peak allocated of forward and backward grows under one kind of attention.
 
     Attributes:
         attention: Which.
@@ -124,6 +126,7 @@ def stretch(
                     seq_len=seq_len,
                     peak_allocated_bytes=found.peak_allocated_bytes,
                     peak_reserved_bytes=found.peak_reserved_bytes,
+                    micro_batch_bytes=max(one.peak_allocated_bytes for one in found.stages if one.micro_batch),
                     static_bytes=found.parts["weights"] + found.parts["optimizer state"],
                     unusable_bytes=found.parts["unusable"],
                     largest_free_bytes=found.largest_free_bytes,
@@ -152,13 +155,24 @@ def _growth(attention: str, points: list[StretchPoint]) -> Growth:
     longest = max(fitting, default=None)
     if len(points) < 3:
         return Growth(attention=attention, order="unknown", quadratic_share=math.nan, longest_that_fits=longest)
-    lengths = np.array([point.seq_len for point in points], dtype=float)
-    lengths /= lengths[-1]
-    peaks = np.array([point.peak_allocated_bytes for point in points], dtype=float)
-    # relative residuals: else the greatest length alone decides
-    basis = np.stack([np.ones_like(lengths), lengths, lengths**2], axis=1) / peaks[:, None]
-    (_, linear, square), *_ = np.linalg.lstsq(basis, np.ones_like(peaks), rcond=None)
-    square, linear = max(square, 0.0), max(linear, 0.0)
+    linear, square = _fit(points)
     share = float(square / (square + linear)) if square + linear > 0 else 0.0
     order = "linear" if share < 0.1 else "quadratic" if share > 0.5 else "between"
     return Growth(attention=attention, order=order, quadratic_share=share, longest_that_fits=longest)
+
+
+def _fit(points: list[StretchPoint]) -> tuple[float, float]:
+    """Bytes at the greatest length that grow with the length, and with its square.
+
+    Below some length what does not grow may make the peak (gradients at the end of a backward), so the shortest
+    are left out until constant + linear + quadratic holds the others within 0.5 %; three are kept.
+    """
+    lengths = np.array([point.seq_len for point in points], dtype=float) / points[-1].seq_len
+    peaks = np.array([point.micro_batch_bytes for point in points], dtype=float)
+    # relative residuals: else the greatest length alone decides
+    basis = np.stack([np.ones_like(lengths), lengths, lengths**2], axis=1) / peaks[:, None]
+    (constant, linear, square), *_ = np.linalg.lstsq(basis, np.ones_like(peaks), rcond=None)
+    off = np.abs(basis @ np.array([constant, linear, square]) - 1).max()
+    if len(points) > 3 and off > 0.005:
+        return _fit(points[1:])
+    return max(float(linear), 0.0), max(float(square), 0.0)
