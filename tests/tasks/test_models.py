@@ -1,6 +1,7 @@
 """Model tasks: published sizes without a network, and the law for every head."""
 
 import math
+import os
 import subprocess
 import sys
 
@@ -119,6 +120,26 @@ def test_an_image_classifier_of_torchvision_trains():
     assert task.loss(task.model, task.batch(2, torch.Generator().manual_seed(0))).isfinite()
     with pytest.raises(TaskError, match="checkpointing=True: task resnet18 is an image classifier of torchvision"):
         load("resnet18", setup=Setup(checkpointing=True))
+
+
+def test_a_torchvision_whose_operators_are_made_for_another_torch_still_has_its_classifiers(tmp_path):
+    package = tmp_path / "torchvision"
+    package.mkdir()
+    registered = "".join(
+        f"@torch.library.register_fake('torchvision::{name}')\ndef {name}(boxes, scores, iou_threshold): ...\n"
+        for name in ("nms", "qnms")
+    )
+    (package / "__init__.py").write_text(f"import torch\n{registered}from torchvision import models\n")
+    (package / "models.py").write_text("def get_model(name, weights=None): return __import__('torch').nn.Linear(3, 4)\n")
+    code = "from fullbatch.tasks import load; print(load('resnet50').model)"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+    )
+    assert done.stdout.startswith("Linear(in_features=3")
 
 
 def test_without_torchvision_an_image_classifier_says_what_to_install(monkeypatch):
