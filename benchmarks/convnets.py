@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from fullbatch.errors import TaskError
 from fullbatch.memory.kernels import Kernels
-from fullbatch.tasks.vision import _models, classification_loss
+from fullbatch.tasks.vision import _models, classification_loss, network
 
 MiB = 2**20
 
@@ -48,9 +48,10 @@ def convnet(row: dict[str, str]) -> dict[str, Any] | None:
         return None
     if "xMem" in source:
         name = _torchvision_name(model)
-        options = {"num_classes": 10} if name in _TEN_CLASSES else {}
+        classes = 10 if name in _TEN_CLASSES else 1000
         return name and _run(
-            _classifier(name, options), row, row["optimizer"], side=int(re.search(r"(\d+)x\1", row["kind"])[1]),
+            network(name, meta=True, num_classes=classes), row, row["optimizer"],
+            side=int(re.search(r"(\d+)x\1", row["kind"])[1]),
             kernels={"capability": 86, "cublas_workspace_bytes": 0},
         )  # fmt: skip
     if "GPUMemNet" not in source:
@@ -61,7 +62,7 @@ def convnet(row: dict[str, str]) -> dict[str, Any] | None:
         return made and _prefetched(made)
     short = model.split(" (")[0]
     name = _torchvision_name(short)
-    net = _timm("legacy_xception") if short.lower() == "xception" else name and _classifier(name, {})
+    net = _timm("legacy_xception") if short.lower() == "xception" else name and network(name, meta=True)
     side = 299 if name == "inception_v3" else 224
     made = net and _run(net, row, row["optimizer"] or "Adam", side=side, outside_bytes=_SMALLEST_RUN)
     return made and {**made, "loss": _Summarised()}
@@ -75,16 +76,9 @@ def _torchvision_name(model: str) -> str | None:
         models = _models(model)
     except TaskError:  # torchvision is not installed
         return None
-    spelled = {re.sub(r"[^a-z0-9]", "", name): name for name in models.list_models(module=models)}
+    names = sorted(models.list_models(module=models), key=len, reverse=True)  # 32gf is not 3_2gf: the shortest counts
+    spelled = {re.sub(r"[^a-z0-9]", "", name): name for name in names}
     return spelled.get(re.sub(r"[^a-z0-9]", "", short))
-
-
-def _classifier(name: str, options: dict[str, Any]) -> nn.Module:
-    if name in ("inception_v3", "googlenet"):
-        options = {**options, "aux_logits": False, "init_weights": False}
-    with torch.device("meta"):
-        net: nn.Module = _models(name).get_model(name, weights=None, **options)
-    return net
 
 
 def _timm(name: str) -> nn.Module | None:

@@ -107,6 +107,7 @@ def torchvision_or_skip():
         ("efficientnet_b0", 5_288_548),
         ("convnext_base", 88_591_464),
         ("shufflenet_v2_x1_0", 2_278_604),
+        ("regnet_x_400mf", 5_495_976),
     ],
 )
 def test_an_image_classifier_of_torchvision_has_its_published_number_of_parameters(name, parameters):
@@ -130,7 +131,7 @@ def test_a_torchvision_whose_operators_are_made_for_another_torch_still_has_its_
         for name in ("nms", "qnms")
     )
     (package / "__init__.py").write_text(f"import torch\n{registered}from torchvision import models\n")
-    (package / "models.py").write_text("def get_model(name, weights=None): return __import__('torch').nn.Linear(3, 4)\n")
+    (package / "models.py").write_text("def get_model(name, num_classes): return __import__('torch').nn.Linear(3, 4)\n")
     code = "from fullbatch.tasks import load; print(load('resnet50').model)"
     done = subprocess.run(
         [sys.executable, "-c", code],

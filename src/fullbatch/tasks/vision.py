@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import importlib.util
 from collections.abc import Mapping
-from contextlib import nullcontext
 from types import ModuleType
 from typing import Any
 
@@ -64,12 +63,7 @@ def classifier(name: str, setup: Setup, *, meta: bool) -> Task:
     """
     for option, value in setup.without("weights").model_options.items():
         raise TaskError(f"{option}={value!r}: task {name} is an image classifier of torchvision and does not take it")
-    models = _models(name)
-    options: dict[str, Any] = {"weights": "DEFAULT"} if setup.weights else {}
-    if name in WITH_AUXILIARY and not setup.weights:
-        options |= {"aux_logits": False, "init_weights": False}
-    with torch.device("meta") if meta and not setup.weights else nullcontext():
-        model: nn.Module = models.get_model(name, **options)
+    model = network(name, meta=True) if meta and not setup.weights else network(name, trained=setup.weights)
     model = model.to(WEIGHTS.get(setup.dtype or "fp32", torch.float32))
     side = SIDES.get(name, SIDE)
 
@@ -78,6 +72,36 @@ def classifier(name: str, setup: Setup, *, meta: bool) -> Task:
         return {"images": images, "labels": torch.randint(CLASSES, (samples,), generator=generator)}
 
     return Task(name=name, model=model.train(), loss=classification_loss, make_batch=make_batch)
+
+
+def network(name: str, *, meta: bool = False, trained: bool = False, num_classes: int = CLASSES) -> nn.Module:
+    """The classifier ``name`` without classifiers in its middle, unless it is ``trained``.
+
+    Args:
+        name: As in ``torchvision.models``.
+        meta: On the meta device.
+        trained: With its published weights, and all that belongs to them.
+        num_classes: Scores of an image.
+
+    Raises:
+        TaskError: torchvision is missing or does not fit torch.
+    """
+    models = _models(name)
+    options: dict[str, Any] = {"weights": "DEFAULT"} if trained else {"num_classes": num_classes}
+    if name in WITH_AUXILIARY and not trained:
+        options |= {"aux_logits": False, "init_weights": False}
+
+    def make() -> nn.Module:
+        made: nn.Module = models.get_model(name, **options)
+        return made
+
+    if not meta:
+        return make()
+    try:
+        with torch.device("meta"):
+            return make()
+    except NotImplementedError:  # RegNet computes its widths with tensors
+        return make().to("meta")
 
 
 def classification_loss(model: nn.Module, micro: Mapping[str, Tensor]) -> Tensor:
