@@ -14,6 +14,7 @@ from fullbatch.errors import InvalidArgument
 from fullbatch.evidence import Evidence, predicted
 from fullbatch.memory.allocator import CachingAllocator
 from fullbatch.memory.catalog import Card
+from fullbatch.memory.chance import chance_to_fit, needed_bytes
 from fullbatch.memory.cudnn import WORKSPACE
 from fullbatch.memory.kernels import Kernels
 from fullbatch.memory.playback import TRACED, Failure, Played, StageMemory, play
@@ -24,6 +25,7 @@ from fullbatch.plain import plain
 from fullbatch.units import show_bytes
 
 SCHEMA = "anatomy.v1"
+_NEAR = 1.25  # no published run was that far from its prediction
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,6 +79,9 @@ class Verdict:
         room_bytes: Usable minus the peak reserved; below 0 where it is missing.
         num_alloc_retries: Times that the allocator had to empty its cache to go on.
         failure: Where it ran out.
+        needed_bytes: Least usable bytes on which it is predicted to end, where need be by emptying the cache.
+            ``None``: the card is far from that, on either side.
+        chance: That it fits, between 0 and 1, by how far published runs were from their prediction.
         fits_without_workspace: It fits where cuDNN takes no workspace. ``None``: there is no range.
     """
 
@@ -87,6 +92,8 @@ class Verdict:
     room_bytes: int
     num_alloc_retries: int
     failure: Failure | None
+    needed_bytes: int | None
+    chance: float
     fits_without_workspace: bool | None = None
 
     def __str__(self) -> str:
@@ -232,6 +239,10 @@ def verdict(
     tight = free
     if free.peak_reserved_bytes > card.usable_bytes:
         tight = play(timeline, CachingAllocator(card.usable_bytes, settings=allocator), micro_batches)
+    needed = None
+    if free.peak_allocated_bytes / _NEAR < card.usable_bytes < free.peak_reserved_bytes * _NEAR:
+        needed = needed_bytes(timeline, free, micro_batches, allocator)
+    likely = free.peak_reserved_bytes if needed is None else needed
     return Verdict(
         card=card.title,
         total_bytes=card.total_bytes,
@@ -240,6 +251,8 @@ def verdict(
         room_bytes=card.usable_bytes - free.peak_reserved_bytes,
         num_alloc_retries=tight.num_alloc_retries,
         failure=tight.failure,
+        needed_bytes=needed,
+        chance=chance_to_fit(likely, card.usable_bytes),
     )
 
 

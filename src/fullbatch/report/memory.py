@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
 from collections.abc import Sequence
@@ -11,7 +12,8 @@ from rich.console import RenderableType
 from rich.table import Table
 
 from fullbatch.experiments import Stretch
-from fullbatch.memory import Anatomy, Card, Share
+from fullbatch.memory import Anatomy, Card, Share, Verdict
+from fullbatch.memory.chance import published_ratios
 from fullbatch.memory.playback import StageMemory
 from fullbatch.memory.timeline import PARTS
 from fullbatch.report.plots import _figure, _finish
@@ -78,9 +80,26 @@ def anatomy_tables(found: Anatomy, width: int, top: int) -> list[RenderableType]
                 f"{failure.owner.operator} asks for {show_bytes(failure.requested_bytes)}{f' ({where})' if where else ''}"
             )
             shown.append(f"largest part: {largest[0]}, {show_bytes(largest[1])}")
+        shown.append(_chance_line(verdict))
     shown += [f"note: {note}" for note in found.notes]
     shown.append(f"task {found.settings.get('task', '')}; {found.evidence}")
     return shown
+
+
+def _chance_line(verdict: Verdict) -> str:
+    ratios = published_ratios()
+    most = 1 - 1 / (len(ratios) + 2)
+    if verdict.chance >= most:
+        chance = f"over {math.floor(100 * most)}%"
+    elif verdict.chance <= 1 - most:
+        chance = f"under {math.ceil(100 * (1 - most))}%"
+    else:
+        chance = f"{verdict.chance:.0%}"
+    needed = "" if verdict.needed_bytes is None else f", {show_bytes(verdict.needed_bytes)} are needed"
+    return (
+        f"chance that it fits: {chance}{needed}; {len(ratios)} published runs peaked "
+        f"{1 - min(ratios):.1%} below to {max(ratios) - 1:.1%} above their prediction"
+    )
 
 
 def _range_lines(found: Anatomy) -> list[str]:
