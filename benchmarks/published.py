@@ -15,6 +15,8 @@ from unittest import mock
 import torch
 import transformers
 from fitcheck import fitcheck
+from gpumemnet import gpumemnet
+from litgpt import litgpt
 from operators import OPERATORS, NoStep
 from rebuilt import CannotRebuild, MiB, Rebuilt, Row, capability, ids, number, optimizer
 from torch import Tensor
@@ -163,5 +165,6 @@ def _operator(row: Row) -> Rebuilt:
 
 _SOURCES = {
     "fitcheck": fitcheck, "xMem": xmem, "optimum-benchmark": _optimum, "transformers docs": _trainer_bert,
-    "personal_chatgpt": _trainer_bert, "Liger-Kernel": _operator,
+    "personal_chatgpt": _trainer_bert, "Liger-Kernel": _operator, "litgpt": litgpt,
+    "GPUMemNet": gpumemnet,
 }  # fmt: skip
