@@ -9,6 +9,7 @@ import typer
 
 from fullbatch.cli import measure as measuring
 from fullbatch.cli import memory, options
+from fullbatch.cli import watch as watching
 from fullbatch.memory.settings import parse_settings
 from fullbatch.memory.snapshot import predicted_snapshot, write_snapshot
 from fullbatch.report import anatomy_tables, measured_tables, plot_anatomy, plot_measured, write_json
@@ -16,6 +17,8 @@ from fullbatch.tasks import load
 
 
 def command(
+    context: typer.Context,
+    watched: watching.Watched = None,
     task: options.Task = "mlp",
     micro_batch: Annotated[int, typer.Option(min=1, max=2**63 - 1, help="Samples of one micro-batch.")] = 1,
     accumulate: Annotated[int, typer.Option(min=1, help="Micro-batches of an update.")] = 1,
@@ -38,9 +41,11 @@ def command(
         Path | None, typer.Option(metavar="PATH", help="Write the prediction as one of torch's memory snapshots too.")
     ] = None,
     measure: measuring.Measure = False,
-    on: measuring.On = "auto",
+    on: watching.On = "auto",
     weights: measuring.Weights = False,
     record: measuring.Record = None,
+    watch: watching.Watch = False,
+    every: watching.Every = None,
     seed: options.Seed = 0,
     out: options.Out = Path("outputs"),
     json_path: options.Json = None,
@@ -50,6 +55,9 @@ def command(
     Writes anatomy.json and anatomy.png. Exit code 1: it does not fit. With --measure, the same run is made on the
     accelerator that there is, or on the CPU, and shown beside its prediction there: measured.json, measured.png.
 
+    With --watch, nothing is predicted: the command after -- runs, and what it holds is sampled meanwhile, on the
+    accelerator that there is, or in the host's memory. Writes watch.json, watch.csv and watch.png. Exit code: the command's.
+
     Examples:
 
       fullbatch anatomy --task qwen2.5-1.5b --accumulate 4 --seq-len 512 --dtype bf16 --device rtx4090
@@ -57,7 +65,12 @@ def command(
       fullbatch anatomy --task my_task.py:make --micro-batch 8 --device 16GiB
 
       fullbatch anatomy --task text --micro-batch 4 --measure
+
+      fullbatch anatomy --watch -- python train.py --epochs 3
     """
+    watching.check(context, watch, every, watched)
+    if watch:
+        watching.run(watched or [], every, on, out, json_path)
     measuring.needs_measure(measure, weights=weights, record=record, on=on != "auto")
     backend = measuring.accelerator(on, record) if measure else None
     setup = memory.setup(

@@ -72,11 +72,13 @@ class Backend(Protocol):
         """Write the record in torch's snapshot format."""
 
 
-def backend_of(device: str | torch.device = "auto") -> Backend:
+def backend_of(device: str | torch.device = "auto", *, touch: bool = True) -> Backend:
     """The memory of ``device``.
 
     Args:
         device: ``auto``, ``cuda:1``, ``musa``, ``npu``, ``xpu`` or ``mps``.
+        touch: A tensor is made there first. ``False``: torch's word is taken that it is there, and this process opens
+            no context on it, which holds memory of its own.
 
     Raises:
         InvalidArgument: It is not there, or the package that brings it is not.
@@ -88,7 +90,7 @@ def backend_of(device: str | torch.device = "auto") -> Backend:
             raise InvalidArgument(f"device={str(device)!r}: needs the package {package}", hint=_HOW[kind])
         importlib.import_module(package)
     try:
-        place = pick(str(device))
+        place = torch.device(device) if not touch and _is_there(device) else pick(str(device))
     except InvalidArgument as error:
         raise InvalidArgument(error.message, hint=_HOW.get(kind, error.hint)) from None
     if place.type in ("cpu", "meta"):
@@ -96,6 +98,15 @@ def backend_of(device: str | torch.device = "auto") -> Backend:
     if place.index is None:
         place = torch.device(place.type, 0 if place.type == "mps" else getattr(torch, place.type).current_device())
     return MpsBackend(place) if place.type == "mps" else TorchBackend(place)
+
+
+def _is_there(device: str | torch.device) -> bool:
+    try:
+        place = torch.device(device)
+        module = getattr(torch, place.type)
+        return bool(module.is_available()) and (place.index or 0) < int(module.device_count())
+    except (AttributeError, RuntimeError):  # pick says what is wrong
+        return False
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -6,6 +6,7 @@ from fullbatch.report.memory import anatomy_tables, cards_table, plot_anatomy, p
 from fullbatch.report.plots import plot_curve, plot_run
 from fullbatch.report.recipe import recipe
 from fullbatch.report.tables import BROKEN_LEGEND, PROOF_LEGEND, broken_table, curve_table, proof_table
+from fullbatch.report.watched import plot_watched, watched_csv, watched_lines
 
 __all__ = [
     "BROKEN_LEGEND",
@@ -23,9 +24,12 @@ __all__ = [
     "plot_measured_stretch",
     "plot_run",
     "plot_stretch",
+    "plot_watched",
     "proof_table",
     "recipe",
     "stretch_tables",
+    "watched_csv",
+    "watched_lines",
     "write_json",
     "write_text",
 ]
