@@ -11,10 +11,10 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map
 
 from fullbatch.device import pick
 from fullbatch.errors import InvalidArgument
+from fullbatch.torch_private import tree_map
 from fullbatch.units import MiB
 
 _PLUGINS = {"musa": "torch_musa", "npu": "torch_npu"}  # device type -> package that brings it

@@ -9,10 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch._subclasses import fake_tensor
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-from torch.utils._pytree import tree_map
+from torch._subclasses.fake_tensor import FakeTensor as FakeTensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from fullbatch.memory.loop import named_tensors
+from fullbatch.torch_private import storage_key, tree_map
 
 _PLAIN = frozenset(
     (int, float, bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
@@ -86,8 +87,8 @@ def _fake(tensor: Tensor, bases: dict[int, Tensor]) -> Tensor:
     if tensor.is_meta:  # the storage of a meta tensor tells nothing of sharing
         return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="cpu")
     storage = tensor.untyped_storage()
-    base = bases.get(storage._cdata)
+    base = bases.get(storage_key(storage))
     if base is None or base.dtype is not tensor.dtype:
         base = torch.empty(storage.nbytes() // tensor.element_size(), dtype=tensor.dtype, device="cpu")
-        bases[storage._cdata] = base
+        bases[storage_key(storage)] = base
     return base.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())

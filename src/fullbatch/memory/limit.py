@@ -10,14 +10,13 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from fullbatch.device import pick
 from fullbatch.errors import InvalidArgument
 from fullbatch.memory.allocator import CachingAllocator, OutOfMemory
 from fullbatch.memory.blocks import Block
 from fullbatch.memory.cpu_kernels import CpuKernels
+from fullbatch.torch_private import TorchDispatchMode, storage_key, tree_leaves
 from fullbatch.units import GiB, MiB, parse_bytes, show_bytes
 
 OutOfMemoryError: type[RuntimeError] = getattr(torch, "OutOfMemoryError", torch.cuda.OutOfMemoryError)  # torch 2.4: cuda's
@@ -177,7 +176,7 @@ class SimulatedDevice(TorchDispatchMode):
             if type(value) in _PLAIN:
                 if value.device.type == "cpu" and value.layout is torch.strided:
                     storage = value.untyped_storage()
-                    known = self._blocks.get(storage._cdata)
+                    known = self._blocks.get(storage_key(storage))
                     if known is None or known[0] != storage.nbytes():
                         self._count(storage, storage.nbytes())
             elif isinstance(value, (list, tuple)):
@@ -200,7 +199,7 @@ class SimulatedDevice(TorchDispatchMode):
 
     def _count(self, storage: Any, size: int) -> None:
         block = self._malloc(size)
-        blocks, allocator, key = self._blocks, self._allocator, storage._cdata
+        blocks, allocator, key = self._blocks, self._allocator, storage_key(storage)
 
         def gone(_: Any) -> None:
             allocator.free(blocks.pop(key)[1])

@@ -8,9 +8,9 @@ from typing import Any, Literal, Protocol, TypedDict
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
 
 from fullbatch.errors import check_max_grad_norm
+from fullbatch.torch_private import tree_leaves
 
 OutputsLive = Literal["loss", "micro-batch", "update", "next"]
 ZeroGrad = Literal["after the update", "before the forward"]

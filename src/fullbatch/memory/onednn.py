@@ -16,9 +16,9 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves, tree_map
 
 from fullbatch.memory.events import live_bytes, profiled
+from fullbatch.torch_private import storage_key, tree_leaves, tree_map
 
 aten = torch.ops.aten
 
@@ -114,7 +114,7 @@ def _run(func: Callable[..., Any], likes: Any, grad: bool) -> _Answer:
     with torch.set_grad_enabled(grad), profiled() as profiler:
         results = func(*args)
     live = [bytes_ for bytes_, _ in live_bytes(profiler)]
-    kept = sum({part.untyped_storage()._cdata: part.untyped_storage().nbytes() for part in _tensors(results)}.values())
+    kept = sum({storage_key(part.untyped_storage()): part.untyped_storage().nbytes() for part in _tensors(results)}.values())
     return _Answer(max(live) - kept, tree_map(lambda part: _like(part) if isinstance(part, Tensor) else part, results))
 
 

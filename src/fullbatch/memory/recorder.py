@@ -12,10 +12,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_iter
 
 from fullbatch.memory.timeline import Event, Owner, Part, Stage, Timeline
+from fullbatch.torch_private import TorchDispatchMode, current_autograd_node, storage_key, tree_iter
 
 _HERE = str(Path(__file__).parent)
 _LOOP = str(Path(__file__).with_name("loop.py"))
@@ -67,7 +66,7 @@ class Recorder(TorchDispatchMode):
         if not new and not extra:
             if func is torch.ops.aten.add_.Tensor:
                 self._accumulated(args)
-            elif torch._C._current_autograd_node() is None:
+            elif current_autograd_node() is None:
                 self._remember()
             return out
         module, line = self._where()
@@ -85,11 +84,11 @@ class Recorder(TorchDispatchMode):
         return out
 
     def _unseen(self, tensor: Tensor) -> bool:
-        return tensor.untyped_storage()._cdata not in self._storages
+        return storage_key(tensor.untyped_storage()) not in self._storages
 
     def _appear(self, tensor: Tensor, owner: Owner) -> None:
         storage = tensor.untyped_storage()
-        key = storage._cdata
+        key = storage_key(storage)
         if key in self._storages:  # one storage may hold several tensors
             return
         block = self._block(storage.nbytes(), owner)
@@ -114,7 +113,7 @@ class Recorder(TorchDispatchMode):
     # Where it happens
 
     def _where(self) -> tuple[str, str]:
-        node = torch._C._current_autograd_node()
+        node = current_autograd_node()
         if node is not None:
             if len(self._modules) > 1:  # a forward inside the backward: recomputation
                 return self._remember()
@@ -129,7 +128,7 @@ class Recorder(TorchDispatchMode):
 
     def _accumulated(self, args: tuple[Any, ...]) -> None:
         """A gradient is added to the one that is there: the one that arrives is a gradient too."""
-        node = torch._C._current_autograd_node()
+        node = current_autograd_node()
         if node is not None and node.name().endswith("AccumulateGrad"):
             self.mark((("", args[1]),), "gradients")
 
@@ -184,7 +183,7 @@ class Recorder(TorchDispatchMode):
         """Block of ``tensor``, if it is one and has been seen."""
         if not isinstance(tensor, Tensor):
             return None
-        known = self._storages.get(tensor.untyped_storage()._cdata)
+        known = self._storages.get(storage_key(tensor.untyped_storage()))
         return None if known is None else known[0]
 
     def finish(self) -> Timeline:

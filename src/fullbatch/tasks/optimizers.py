@@ -189,6 +189,6 @@ def _tensors(groups: Iterable[dict[str, Any]]) -> Iterable[Tensor]:
 
 
 def _without_data(tensor: Tensor) -> bool:
-    from torch._subclasses.fake_tensor import FakeTensor  # here, as it takes a while to load
+    from fullbatch.memory.fake import FakeTensor  # here, as it takes a while to load
 
     return tensor.is_meta or isinstance(tensor, FakeTensor)

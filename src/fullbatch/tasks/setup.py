@@ -9,12 +9,12 @@ from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
 
 from fullbatch.accumulate import Loss, map_tensors
 from fullbatch.errors import InvalidArgument, not_one_of
 from fullbatch.tasks.optimizers import OPTIMIZERS, Make, kernel_options, named_optimizer, with_kernel
 from fullbatch.tasks.task import Task
+from fullbatch.torch_private import tree_leaves
 
 Dtype = Literal["fp32", "bf16", "amp-bf16", "amp-fp16"]
 Attention = Literal["eager", "sdpa", "flash"]
