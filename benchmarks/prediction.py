@@ -1,4 +1,4 @@
-"""Predicted against published peaks: ``python benchmarks/prediction.py measured.csv [--only A10,A12]``.
+"""Predicted against published peaks: ``python benchmarks/prediction.py measured.csv [--only A10] [--markdown PATH]``.
 
 Each row of the file is rebuilt (published.py), traced without a GPU and played through the
 allocator. No constant is fitted to a row. Where cuDNN runs convolutions the prediction is a range, and what counts is
@@ -10,13 +10,16 @@ from __future__ import annotations
 import argparse
 import csv
 import json
+import platform
 import statistics
 import sys
 import time
 from dataclasses import replace
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from prediction_table import set_up, why, write_markdown
 from published import rebuild
 from rebuilt import CannotRebuild
 
@@ -34,15 +37,14 @@ def main() -> None:
     parser.add_argument("file", type=Path)
     parser.add_argument("--only", default="", help="ids of rows, or their beginnings, with commas between")
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--markdown", type=Path, help="write the table here")
     arguments = parser.parse_args()
     wanted = tuple(filter(None, arguments.only.split(",")))
     rows = [row for row in csv.DictReader(arguments.file.open()) if not wanted or row["id"].startswith(wanted)]
     done: list[dict[str, Any]] = []
-    runs: dict[str, dict[str, int] | str] = {}
+    runs: dict[str, dict[str, Any] | str] = {}
     for row in rows:
-        key = json.dumps(
-            {name: value for name, value in row.items() if name not in ("id", "metric", "value_mib", "note", "source")}
-        )
+        key = json.dumps({name: value for name, value in row.items() if name not in ("id", "metric", "value_mib")})
         if key not in runs:
             runs[key] = run(row)
         figures = runs[key]
@@ -50,18 +52,16 @@ def main() -> None:
             done.append({"id": row["id"], "model": row["model"], "metric": row["metric"], "why_not": figures})
             print(f"{row['id']:6} not rebuilt: {figures}", flush=True)
             continue
-        if "ends" in figures:
+        if _is_range(figures):
             done.append(in_range(row, figures))
             continue
         kind = "allocated" if "allocated" in row["metric"] else "reserved"
         measured = float(row["value_mib"])
         value = (figures[kind] + (figures["outside"] if _of_driver(row) else 0)) / MiB
-        if "GB" in row["metric"]:
-            value = value * MiB / 1e6
         error = value / measured - 1
         done.append({
-            "id": row["id"], "model": row["model"], "metric": row["metric"], "published": measured,
-            "predicted": round(value, 3), "error": round(error, 5), "seconds": figures["ms"] / 1000,
+            "id": row["id"], "model": row["model"], "set_up": set_up(row), "metric": row["metric"], "published": measured,
+            "predicted": round(value, 3), "error": round(error, 5), "why": why(row, error), "seconds": figures["ms"] / 1000,
         })  # fmt: skip
         print(
             f"{row['id']:6} {row['model'].split('/')[-1][:26]:26} {row['micro_batch']:>3} x {row['seq_len']:>5} "
@@ -80,8 +80,29 @@ def main() -> None:
     if ranges:
         summary["ranges"] = {"rows": len(ranges), "hold": sum(one["holds"] for one in ranges)}
         print(f"ranges: {summary['ranges']['hold']} of {len(ranges)} hold the published figure")
+    report = {"command": _command(), "versions": _versions(), "rows": done, "summary": summary}
     if arguments.json is not None:
-        write_json(arguments.json, {"command": " ".join(sys.argv), "rows": done, "summary": summary})
+        write_json(arguments.json, report)
+    if arguments.markdown is not None:
+        write_markdown(arguments.markdown, report)
+
+
+def _command() -> str:
+    """As it can be pasted at the root of the repository."""
+    paths = [str(Path(word).name) if word.endswith(".csv") else word for word in sys.argv[1:]]
+    return " ".join(["python benchmarks/prediction.py", *paths])
+
+
+def _versions() -> dict[str, str]:
+    names = ("torch", "transformers", "fullbatch")
+    return {"python": platform.python_version(), **{name: version(name) for name in names}}
+
+
+def _is_range(figures: dict[str, Any]) -> bool:
+    """Whether workspaces that have no rule matter: by less than 0.1 % of the peak they do not, and it is a number."""
+    ends = figures.get("ends", [])
+    peaks = [end["allocated"] for end in ends]
+    return bool(peaks) and max(peaks) > 1.001 * min(peaks)
 
 
 def in_range(row: dict[str, str], figures: dict[str, Any]) -> dict[str, Any]:
@@ -100,8 +121,9 @@ def in_range(row: dict[str, str], figures: dict[str, Any]) -> dict[str, Any]:
         flush=True,
     )
     return {
-        "id": row["id"], "model": row["model"], "metric": row["metric"], "published": measured,
+        "id": row["id"], "model": row["model"], "set_up": set_up(row), "metric": row["metric"], "published": measured,
         "low": round(low, 3), "high": round(high, 3), "holds": holds, "seconds": figures["ms"] / 1000,
+        "beside": 0.0 if holds else round(measured / (low if measured < low else high) - 1, 5),
     }  # fmt: skip
 
 
