@@ -135,7 +135,7 @@ class Nf4Linear(nn.Module):
         self.weight = nn.Parameter(torch.empty(elements // 2, 1, dtype=torch.uint8, device="meta"), requires_grad=False)
         self.register_buffer("absmax", torch.empty(-(-elements // 64), device="meta"))
         self.register_buffer("code", torch.empty(16, device="meta"))
-        self.bias = None if of.bias is None else nn.Parameter(of.bias.detach(), requires_grad=False)
+        self.bias = None if of.bias is None else nn.Parameter(of.bias.detach().float(), requires_grad=False)
 
     def forward(self, x: Tensor) -> Tensor:
         dtype = x.dtype

@@ -75,7 +75,7 @@ def _trainer_bert(row: Row) -> Rebuilt:
     with torch.device("meta"):
         model = transformers.AutoModelForSequenceClassification.from_config(config, attn_implementation="eager").train()
     if row["checkpointing"] not in ("", "no"):  # transformers' Trainer: every layer; reentrant until 2024
-        model.gradient_checkpointing_enable({"use_reentrant": True})
+        getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)({"use_reentrant": True})
     tokens = ids(row)
     batch = {"input_ids": tokens, "labels": torch.zeros(number(row, "micro_batch"), dtype=torch.int64, device="meta")}
     old = row["torch"].startswith("1.")
