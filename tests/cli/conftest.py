@@ -52,6 +52,12 @@ def tokens(seq_len=16, attention="sdpa"):
         return torch.nn.functional.cross_entropy(model(micro).flatten(0, 1), micro.flatten())
     return Task(name="tokens", model=Model(), loss=loss, data=[torch.zeros(seq_len, dtype=torch.long) for _ in range(8)])
 
+def picky():
+    def loss(model, micro):
+        x = micro[0]
+        return model(x[x > 0]).mean()
+    return Task(model=make().model, loss=loss, data=make().data)
+
 def with_batch_norm():
     task = make()
     model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 1))

@@ -79,3 +79,10 @@ def test_wrong_use_exits_2_with_a_way_out(fullbatch, arguments, told):
     assert (done.returncode, done.stdout) == (2, ""), done.stderr
     assert told in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_a_task_that_depends_on_values_is_refused_with_its_own_line(fullbatch):
+    done = fullbatch("anatomy", "--task", "mine.py:picky")
+    assert done.returncode == 2
+    assert "of mine.py: return model(x[x > 0])" in done.stderr
+    assert "Traceback" not in done.stderr

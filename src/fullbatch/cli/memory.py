@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import traceback
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Any
 
 import torch
 import typer
 
+import fullbatch
 from fullbatch.cli import options
 from fullbatch.errors import InvalidArgument, not_one_of
 from fullbatch.memory import Anatomy, anatomy, find_card
@@ -32,6 +35,7 @@ CardName = Annotated[str, typer.Option("--device", help="A device that `fullbatc
 AllocConf = Annotated[str, typer.Option(help="Settings of the allocator as in PYTORCH_ALLOC_CONF.")]
 Hub = Annotated[str, typer.Option("--from", help="Where hf:NAME comes from: huggingface or modelscope.")]
 
+_OURS = tuple(str(Path(module.__file__ or "").parent) for module in (torch, fullbatch))
 _LIVE = ("loss", "micro-batch", "update", "next")
 
 
@@ -80,8 +84,7 @@ def first_batch(task: Task, run: Run) -> Any:
     except (RuntimeError, MemoryError, OverflowError) as error:
         task.batch(1, torch.Generator().manual_seed(run.seed))
         raise InvalidArgument(
-            f"--micro-batch {run.micro_batch}: task {task.name} cannot make a batch of so many samples: "
-            f"{str(error).splitlines()[0]}",
+            f"--micro-batch {run.micro_batch}: task {task.name} cannot make a batch of so many samples: {_first_line(error)}",
             hint="--micro-batch 1 needs the least memory",
         ) from error
 
@@ -115,6 +118,16 @@ def predict(task: Task, setup: Setup, run: Run) -> Anatomy:
         )
     except (RuntimeError, NotImplementedError) as error:
         raise InvalidArgument(
-            f"task {task.name} cannot be traced on tensors without data: {str(error).splitlines()[0]}",
+            f"task {task.name} cannot be traced on tensors without data: {_first_line(error)}{_where(error)}",
             hint="model and loss must not depend on the values of tensors; --measure runs the real thing",
         ) from error
+
+
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).splitlines()), type(error).__name__)
+
+
+def _where(error: Exception) -> str:
+    """The last line of the task's own code, or of a library's but torch, on the way to ``error``."""
+    own = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(_OURS)]
+    return f" (line {own[-1].lineno} of {Path(own[-1].filename).name}: {own[-1].line})" if own else ""

@@ -13,6 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensor as FakeTensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from fullbatch.memory.loop import named_tensors
+from fullbatch.memory.redirect import here
 from fullbatch.torch_private import storage_key, tree_map
 
 _PLAIN = frozenset(
@@ -23,8 +24,14 @@ _PLAIN = frozenset(
 class FakeMode(FakeTensorMode):
     """torch's mode, which spends most of its time on a key of 17 fields a tensor to look up what an operator returns.
 
-    Seven of them tell plain strided tensors apart; anything else takes torch's own way.
+    Seven of them tell plain strided tensors apart; anything else takes torch's own way. What is made on an
+    accelerator is made where all tensors of a trace are.
     """
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if kwargs and kwargs.get("device") is not None:
+            kwargs = {**kwargs, "device": here(kwargs["device"])}
+        return super().__torch_dispatch__(func, types, args, kwargs)
 
     def _cache_key(self, state: Any, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         key: list[Any] = [func, torch.get_default_dtype(), torch.is_inference_mode_enabled(), tuple(kwargs)]

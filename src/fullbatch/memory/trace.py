@@ -14,6 +14,7 @@ from fullbatch.memory.fake import FakeMode, fake_batch, fake_copy
 from fullbatch.memory.kernels import Kernels
 from fullbatch.memory.loop import Loop, OutputsLive, ZeroGrad, named_tensors, tensors
 from fullbatch.memory.recorder import Recorder
+from fullbatch.memory.redirect import accelerators_are_here
 from fullbatch.memory.semantics import cpu_forms, cuda_forms, no_tracing_branches
 from fullbatch.memory.timeline import Timeline
 
@@ -76,6 +77,7 @@ def trace(
     with ExitStack() as stack:
         if kernels is not None:
             stack.enter_context(cuda_forms(capability=kernels.capability, attention=attention))
+            stack.enter_context(accelerators_are_here())
         else:
             stack.enter_context(cpu_forms())
         stack.enter_context(no_tracing_branches())
