@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 import transformers
-from rebuilt import CannotRebuild, MiB, Rebuilt, Row, capability, number
+from rebuilt import LATER_CODE, SMALLEST_RUN, CannotRebuild, Rebuilt, Row, capability, number
 from torch import Tensor, nn
 
 from fullbatch.memory.kernels import Kernels
@@ -26,7 +26,6 @@ _WHY_NOT = {
     "gpt2": "DataParallel over two devices (workloads' shell script), and the row does not say which one it is of",
     "xlnet": "batches padded to their own longest text, unknown, and two devices under the Trainer",
 }
-_SMALLEST_RUN = 1443 * MiB  # the row's note: what a model of 29 parameters shows on that machine
 
 
 def gpumemnet(row: Row) -> Rebuilt:
@@ -48,7 +47,8 @@ def gpumemnet(row: Row) -> Rebuilt:
         optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=1e-4),
         kernels=Kernels(capability=capability(row)),
         loop={"outputs_live": "next"},
-        outside_bytes=_SMALLEST_RUN,
+        outside_bytes=SMALLEST_RUN,
+        outside_more_bytes=LATER_CODE,
     )
 
 
